@@ -5,10 +5,10 @@
     python benchmarks/accelerator.py --limit-seconds 570  # as many as fit; the same command resumes (exit code 75)
     python benchmarks/accelerator.py --tiny               # the same parts with toy shapes, to check that they run
 
-Every part is a process of its own, so the two frameworks never hold the device at the same time. The result of each part
-is written at once to `<out>/accelerator-<device>.json`; the next call resumes from this file, and the table is made from it.
-Nothing is downloaded. A machine with JAX, Optax and PyTorch may lack pydantic: `--make-wheels DIR` downloads its wheels on
-a machine with a network, and `--wheels DIR` uses them on a machine without one.
+Every part is a process of its own, so the two frameworks never hold the device at the same time. The result of each
+part is written at once to `<out>/accelerator-<device>.json`; the next call resumes from this file, and the table is
+made from it. Nothing is downloaded. A machine with JAX, Optax and PyTorch may lack pydantic: `--make-wheels DIR`
+downloads its wheels on a machine with a network, and `--wheels DIR` uses them on a machine without one.
 """
 
 import argparse
@@ -150,7 +150,8 @@ def parts(device: dict[str, Any], tiny: bool, with_torch: bool, seconds: float) 
             d_ff = {'d_ff': 128} if 'd_ff' in spec['model'] else {}
             specs[name] = spec | {'model': spec['model'] | small | d_ff, 'length': 32, 'rows': 4, 'vocab_size': 384}
     found = [
-        Part('ceilings', 'pretrax', {'kind': 'ceilings', 'size': 256 if tiny else 8192, 'values': 2**16 if tiny else 2**31}, 45)
+        Part('ceilings', 'pretrax', {'kind': 'ceilings', 'size': 256 if tiny else 8192,
+        'values': 2**16 if tiny else 2**31}, 45)
     ]  # fmt: skip
     if with_torch:
         for name in ('124M', '1.3B'):
@@ -172,7 +173,8 @@ def parts(device: dict[str, Any], tiny: bool, with_torch: bool, seconds: float) 
         products = {'q': (M, M), 'up': (M, F), 'down': (F, M), 'head': (M, spec['vocab_size'])}
         attention = (spec['rows'], spec['length'], spec['model']['n_heads'], M // spec['model']['n_heads'])
         tokens = spec['rows'] * spec['length']
-        found.append(Part(f'kernels {name}', 'pretrax', {'kind': 'kernels', 'products': products, 'tokens': tokens, 'attention': attention}, 120))  # fmt: skip
+        found.append(Part(f'kernels {name}', 'pretrax', {'kind': 'kernels', 'products': products, 'tokens': tokens,
+        'attention': attention}, 120))  # fmt: skip
         for batch in (1, 32):
             decode = spec | {'kind': 'decode', 'rows': batch, 'new': 8 if tiny else 128}
             found.append(Part(f'decode {name}, batch {batch}', 'pretrax', decode, 150))
@@ -182,7 +184,9 @@ def parts(device: dict[str, Any], tiny: bool, with_torch: bool, seconds: float) 
 
 
 def run_part(part: Part, launch: Launch, seconds: float) -> dict[str, Any]:
-    """Result of a part. If memory runs out, the batch is split into more passes, and the result records their number."""
+    """Result of a part. If memory runs out, the batch is split into more passes, and the result records their
+    number.
+    """
     if part.side == 'check':
         return compare_losses(part, launch, seconds)
     passes = 1
@@ -246,11 +250,14 @@ def table(result: dict[str, Any]) -> str:
         lines += [f"**Other programs used {result['busy']:.0%} of the host's cores.**", '']
     ceiling = done.get('ceilings', {}).get('result', {})
     if ceiling:
-        lines += [f'Ceilings: product {ceiling["matmul"] / 1e12:,.4g} TFLOP/s in bf16, copy {ceiling["copy"] / 1e12:,.3g} TB/s.', '']  # fmt: skip
+        lines += [f'Ceilings: product {ceiling["matmul"] / 1e12:,.4g} TFLOP/s in bf16, copy '
+        f'{ceiling["copy"] / 1e12:,.3g} TB/s.', '']  # fmt: skip
     lines += [
-        'The limit is the rate of the product divided by the FLOPs per token (causal attention): no step can be faster. '
+        'The limit is the rate of the product divided by the FLOPs per token (causal attention): no step can be '
+        'faster. '
         f'MFU (formula {FORMULA_VERSION}) is relative to the published peak, with causal and with full attention.', '',
-        '| model | | batch | tokens/s | ms per step | pretrax is faster by | of the limit | MFU causal, full | target (H200) |',
+        '| model | | batch | tokens/s | ms per step | pretrax is faster by | of the limit | MFU causal, full | target '
+        '(H200) |',
         '|---|---|---|---|---|---|---|---|---|',
     ]  # fmt: skip
     for name in MODELS:
@@ -299,7 +306,8 @@ def table(result: dict[str, Any]) -> str:
     rates = {name: part['result']['rates'] for name, part in done.items() if 'rates' in part['result']}
     if rates:
         lines += ['', '| kernel alone | TFLOP/s |', '|---|---|']
-        lines += [f'| {name.removeprefix("kernels ")}: {one} | {r / 1e12:,.4g} |' for name, each in rates.items() for one, r in each.items()]  # fmt: skip
+        lines += [f'| {name.removeprefix("kernels ")}: {one} | {r / 1e12:,.4g} |' for name,
+        each in rates.items() for one, r in each.items()]  # fmt: skip
     chose = next((part['result']['chose'] for part in done.values() if 'chose' in part['result']), {})
     lines += ['', 'Chosen by pretrax:', '', *(f'- {key}: {value}' for key, value in chose.items())] * bool(chose)
     agreed = {name: part['result']['largest_difference'] for name, part in done.items() if name.startswith('check')}
@@ -323,11 +331,14 @@ def _rate(found: dict[str, Any]) -> str:
 
 
 def make_wheels(directory: Path) -> None:
-    """Downloads the wheels that a machine with JAX lacks, in the versions installed here, for x86-64 and Python 3.12."""
+    """Downloads the wheels that a machine with JAX lacks, in the versions installed here, for x86-64 and Python
+    3.12.
+    """
     names = [f'{name}=={importlib.metadata.version(name)}' for name in WHEELS]
     platforms = [f'--platform=manylinux_2_{n}_x86_64' for n in (17, 27, 28)] + ['--platform=manylinux2014_x86_64']
     subprocess.run(
-        [sys.executable, '-m', 'pip', 'download', '--quiet', '--no-deps', '--only-binary=:all:', '--python-version=3.12',
+        [sys.executable, '-m', 'pip', 'download', '--quiet', '--no-deps', '--only-binary=:all:',
+        '--python-version=3.12',
          '--implementation=cp', *platforms, '-d', str(directory), *names], check=True,
     )  # fmt: skip
     print(f'{len(list(directory.glob("*.whl")))} wheels in {directory}')
@@ -408,7 +419,8 @@ def main(arguments: list[str] | None = None, launch: Launch | None = None) -> in
             print(*(part.name for part in every), sep='\n')
             return 0 if given.list else 2
         result = {
-            'date': datetime.date.today().isoformat(), 'command': shlex.join(['python', 'benchmarks/accelerator.py', *(arguments or sys.argv[1:])]),
+            'date': datetime.date.today().isoformat(), 'command': shlex.join(['python', 'benchmarks/accelerator.py',
+            *(arguments or sys.argv[1:])]),
             'device': device, 'versions': versions, 'tiny': given.tiny, 'busy': busy(), 'parts': {},
         }  # fmt: skip
         name = re.sub(r'\W+', '-', device['kind'].lower()).strip('-')

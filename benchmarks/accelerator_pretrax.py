@@ -204,8 +204,10 @@ def build(spec: dict[str, Any]) -> tuple[Any, Recipe]:
     training = spec.get('training', {})
     return mesh, Recipe(
         model=Transformer(request, options=TransformerOptions(**nest(spec['model'] | spec.get('options', {})))),
-        optimizer=optimizer.adamw(b1=training.get('b1', 0.9), b2=training.get('b2', 0.95), eps=training.get('eps', 1e-8)),
-        rate=lambda step: jnp.asarray(training.get('learning_rate', 1e-3)), weight_decay=training.get('weight_decay', 0.1),
+        optimizer=optimizer.adamw(b1=training.get('b1', 0.9), b2=training.get('b2', 0.95), eps=training.get('eps',
+        1e-8)),
+        rate=lambda step: jnp.asarray(training.get('learning_rate', 1e-3)), weight_decay=training.get('weight_decay',
+        0.1),
         no_decay=DEFAULT_NO_DECAY, clip_norm=training.get('clip_norm', 1.0), accumulation=spec.get('passes', 1),
     )  # fmt: skip
 

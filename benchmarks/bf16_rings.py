@@ -2,8 +2,9 @@
 
     python benchmarks/bf16_rings.py
 
-Each device has a gradient with the same mean in all devices, and noise of its own: of the size of the mean, or ten times that.
-The error is that of the summed array, relative to the sum in f64; bias is the part of it that points along the mean.
+Each device has a gradient with the same mean in all devices, and noise of its own: of the size of the mean, or ten
+times that. The error is that of the summed array, relative to the sum in f64; bias is the part of it that points along
+the mean.
 """
 
 import jax.numpy as jnp

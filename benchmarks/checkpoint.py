@@ -179,7 +179,8 @@ def main() -> None:
     for key in ('write pretrax', 'read disk pretrax', 'read memory pretrax'):
         reached = result['of_plain'][key]
         print(
-            f'{key}: {reached:.2f} times plain files, {"at least" if reached >= TARGET else "LESS THAN"} the target of {TARGET}'
+            f'{key}: {reached:.2f} times plain files, {"at least" if reached >= TARGET else "LESS THAN"} the target '
+            f'of {TARGET}'
         )
 
 

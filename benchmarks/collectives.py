@@ -3,9 +3,10 @@
     uv sync --inexact --extra tpu
     uv run python benchmarks/collectives.py [topology ...]
 
-Compiles a small program for TPUs that this machine does not have: three layers x + silu(x W_up) W_down in a loop, forward
-and backward, with W sharded over all devices of the slice. Prints a row for every way, with XLA's default options and with
-those that pretrax chooses. Seconds are those of `pretrax.scale.schedule`: links and peaks, nothing measured.
+Compiles a small program for TPUs that this machine does not have: three layers x + silu(x W_up) W_down in a loop,
+forward and backward, with W sharded over all devices of the slice. Prints a row for every way, with XLA's default
+options and with those that pretrax chooses. Seconds are those of `pretrax.scale.schedule`: links and peaks, nothing
+measured.
 """
 
 import argparse

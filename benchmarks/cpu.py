@@ -2,12 +2,14 @@
 
     uv run python benchmarks/cpu.py [key=value ...]
 
-The keys are those of pretrax's configuration, such as precision.compute=f32. The first model is nanoGPT's for CPUs: 4 layers, 128 wide, 4 heads, 64 tokens, batches of 12, no dropout. The second has
-GPT-2's vocabulary instead of 65 characters; the third is larger (`MODELS`). All sides start from the same weights and
-read the same batches. Their first losses must agree before timing starts. Then they take turns.
+The keys are those of pretrax's configuration, such as precision.compute=f32. The first model is nanoGPT's for CPUs: 4
+layers, 128 wide, 4 heads, 64 tokens, batches of 12, no dropout. The second has GPT-2's vocabulary instead of 65
+characters; the third is larger (`MODELS`). All sides start from the same weights and read the same batches. Their first
+losses must agree before timing starts. Then they take turns.
 
-The machine must be quiet: PyTorch's threads wait for each other actively, so they lose far more than XLA's on cores that
-other programs use. The benchmark measures how busy the cores are while all sides sleep, and reports it with the result.
+The machine must be quiet: PyTorch's threads wait for each other actively, so they lose far more than XLA's on cores
+that other programs use. The benchmark measures how busy the cores are while all sides sleep, and reports it with the
+result.
 """
 
 import argparse
@@ -108,7 +110,8 @@ class Pretrax:
         self.config = pretrax.config_from_values({
             'name': 'benchmark',
             'steps': 1_000_000,
-            'model': {'family': 'gpt2', 'n_layers': model.n_layers, 'd_model': model.width, 'attention': {'n_heads': model.heads}},
+            'model': {'family': 'gpt2', 'n_layers': model.n_layers, 'd_model': model.width,
+            'attention': {'n_heads': model.heads}},
             'data': {'name': 'random', 'vocab_size': model.vocab_size},
             'batch': {'tokens': model.rows * model.length, 'sequence_length': model.length},
             'optimizer': {'name': 'adamw', 'learning_rate': 1e-3, 'weight_decay': 0.1},
@@ -293,7 +296,8 @@ def table(result: dict[str, Any]) -> str:
         '',
         *(f'- {row["name"]}: {row["model"]}' for row in result['rows']),
         '',
-        f'Tokens/s: median of {result["rounds"]} rounds of {result["seconds"]:g} s; ratio: median of the ratios of each '
+        f'Tokens/s: median of {result["rounds"]} rounds of {result["seconds"]:g} s; ratio: median of the ratios of '
+        'each '
         'round.',
         '',
         '| model | | tokens/s | pretrax is faster by |',
@@ -352,7 +356,8 @@ def main() -> None:
         peer, best = DEFAULT_PEER, row['strongest']
         print(
             f'{row["name"]}: {row["ratio"][peer]:.2f} times the tokens/s of {peer}, '
-            f'{row["ratio"][best]:.2f} times those of the fastest PyTorch ({best}), {row["ratio"][NNX]:.2f} times those of {NNX}'
+            f'{row["ratio"][best]:.2f} times those of the fastest PyTorch ({best}), {row["ratio"][NNX]:.2f} times '
+            f'those of {NNX}'
         )
     print(*warnings(result), sep='\n')
 

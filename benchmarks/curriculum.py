@@ -1,11 +1,12 @@
-"""Compares the order in which a model sees two domains, at equal tokens of each: `data.mixture` with weights that change.
+"""Compares the order in which a model sees two domains, at equal tokens of each: `data.mixture` with weights that
+change.
 
     uv run python benchmarks/curriculum.py [--seeds 3] [--steps 200] [--out DIR]
 
-The model is that of configs/curriculum.yaml. The target domain is documentation, a quarter of all tokens; the other is code. Of
-the documentation, most comes in the last fifth of the steps, or in the first fifth, or it has a quarter of each step. The loss is
-that of held-out text of each domain, in nats per byte. It writes results/curriculum-DATE.json and .md, and the picture of docs/research.md
-beside them.
+The model is that of configs/curriculum.yaml. The target domain is documentation, a quarter of all tokens; the other is
+code. Of the documentation, most comes in the last fifth of the steps, or in the first fifth, or it has a quarter of
+each step. The loss is that of held-out text of each domain, in nats per byte. It writes results/curriculum-DATE.json
+and .md, and the picture of docs/research.md beside them.
 """
 
 import argparse

@@ -11,7 +11,8 @@ The tokens are random, and do not fit in the memory that the loader uses. Each r
 - reading all blocks of 2^19 tokens in a random order, with checksums and decompression
 - making all batches of an epoch: from a disk, from the bucket, and again with everything kept on this machine
 
-A server that reads the whole object for each range, as moto does, is slow for ranges, whoever asks for them. MB are those of the compressed files. Making batches takes longer than reading, and nothing is trained meanwhile. The server
+A server that reads the whole object for each range, as moto does, is slow for ranges, whoever asks for them. MB are
+those of the compressed files. Making batches takes longer than reading, and nothing is trained meanwhile. The server
 runs on the same cores unless `--bucket` names another one, so the ratios matter, not the MB/s.
 """
 
@@ -136,7 +137,8 @@ def table(result: dict[str, Any]) -> str:
         f'pretrax {result["pretrax"]}, server: {result["server"]}. {result["tokens"] / 1e6:,.0f} M tokens, '
         f'{result["megabytes"]:,.0f} MB, median of {result["rounds"]} rounds.', '',
         '| | MB/s | relative to a plain upload or download |', '|---|---|---|', *rows, '',
-        f'Reading in the order of training gives {result["tokens_per_second"] / 1e6:.1f} M tokens/s; the first batch is '
+        f'Reading in the order of training gives {result["tokens_per_second"] / 1e6:.1f} M tokens/s; the first batch '
+        'is '
         f'there after {result["first_batch_seconds"]:.1f} s.',
     ]) + '\n'  # fmt: skip
 

@@ -141,8 +141,10 @@ def table(result: dict[str, Any]) -> str:
     if speed['busy'] > QUIET:
         lines += [f'**Not a fair comparison: other programs used {speed["busy"]:.0%} of the cores.**', '']
     lines += [
-        f'{speed["n_tokens"] / 1e6:,.0f} M tokens of a byte-level BPE of {VOCABULARY:,}: {speed["distinct_megabytes"]:.0f} MB '
-        f'of source code, repeated {speed["times"]} times. pretrax reads .jsonl and writes flat-tokens; the others encode in memory.',
+        f'{speed["n_tokens"] / 1e6:,.0f} M tokens of a byte-level BPE of {VOCABULARY:,}: '
+        f'{speed["distinct_megabytes"]:.0f} MB '
+        f'of source code, repeated {speed["times"]} times. pretrax reads .jsonl and writes flat-tokens; the others '
+        'encode in memory.',
         '', '| | M tokens/s | M tokens/minute | pretrax is faster by |', '|---|---|---|---|',
     ]  # fmt: skip
     for name, value in speed['tokens_per_second'].items():

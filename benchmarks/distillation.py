@@ -4,16 +4,17 @@
     uv run python benchmarks/distillation.py [--kinds KIND ...] [--teacher runs/quickstart] [--seeds 3] [--steps 100]
         [--hidden-weight 0.1] [--out DIR]
 
-The teacher is the quickstart, or another run with its vocabulary. The student has 2 layers of width 64, and trains on the same
-tokens, in the same order, for the same number of steps, once for each seed and kind:
+The teacher is the quickstart, or another run with its vocabulary. The student has 2 layers of width 64, and trains on
+the same tokens, in the same order, for the same number of steps, once for each seed and kind:
 
     alone       without a teacher
     distilled   with one
     hidden      with one whose hidden states it learns too: those after layers 1 and 3, of 4, after its own two layers
     offline     with the 64 most likely tokens of one that were prepared before
 
-`val_loss` is the usual cross-entropy on held-out text. Speed is the median of the steps that are logged; memory is what the
-compiler counts for the step of one device, state included. The result is written to results/distillation-DATE.json and .md.
+`val_loss` is the usual cross-entropy on held-out text. Speed is the median of the steps that are logged; memory is what
+the compiler counts for the step of one device, state included. The result is written to results/distillation-DATE.json
+and .md.
 """
 
 import argparse
@@ -63,7 +64,9 @@ def main() -> None:
 def compare(
     scratch: Path, teacher: Path, seeds: int, steps: int, chosen: Sequence[str], hidden_weight: float
 ) -> dict[str, Any]:
-    """`val_loss` of each seed, speed and memory of the chosen kinds of students, and `val_loss` of the teacher, if it has one."""
+    """`val_loss` of each seed, speed and memory of the chosen kinds of students, and `val_loss` of the teacher, if it
+    has one.
+    """
     directory, step = find_checkpoint(teacher)
     val_loss = read_description(directory, step).get('val_loss')
     found: dict[str, Any] = {'steps': steps, 'teacher': {'path': str(teacher), 'val_loss': val_loss, 'steps': step}}
@@ -140,7 +143,8 @@ def table(result: dict[str, Any]) -> str:
         gains = [a - b for a, b in zip(result[of]['val_loss'], result[kind]['val_loss'], strict=True)]
         error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
         lines.append(
-            f'Gain of {kind} over {of}: {statistics.mean(gains):.4f} +- {error:.4f} nats per token (standard error over '
+            f'Gain of {kind} over {of}: {statistics.mean(gains):.4f} +- {error:.4f} nats per token (standard error '
+            'over '
             f'{len(gains)} seeds), after {result["steps"]} steps.'
         )
     if result['prepared']:

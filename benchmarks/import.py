@@ -2,9 +2,9 @@
 
     python benchmarks/import.py --gigabytes 2 --directory /scratch
 
-Writes a Llama of random bf16 weights in shards, imports it, exports it, and compares every tensor with the original. Prints the
-peak resident memory of each command, minus that of the same command on a model of a few kilobytes. The limit is twice
-the largest tensor in f32, plus one gigabyte.
+Writes a Llama of random bf16 weights in shards, imports it, exports it, and compares every tensor with the original.
+Prints the peak resident memory of each command, minus that of the same command on a model of a few kilobytes. The limit
+is twice the largest tensor in f32, plus one gigabyte.
 """
 
 import argparse
@@ -105,7 +105,8 @@ def measure(place: Path, gigabytes: float) -> bool:
         base, full = peak(*words('small')), peak(*words('large'))
         ok &= full - base <= limit
         print(
-            f'{verb}: {full / 1e9:.2f} GB peak, {(full - base) / 1e9:.2f} GB more than a tiny model; limit {limit / 1e9:.2f}'
+            f'{verb}: {full / 1e9:.2f} GB peak, {(full - base) / 1e9:.2f} GB more than a tiny model; limit '
+            f'{limit / 1e9:.2f}'
         )
     before, after = open_checkpoint(place / 'large'), open_checkpoint(place / 'out-large')
     same = before.tensors.keys() == after.tensors.keys() and all(

@@ -8,8 +8,8 @@ The step of the quickstart, or of a configuration with these changes, is timed t
 - with the statistics as a program of their own before it, as in a step that is logged (this is what pretrax does)
 - with the statistics inside the step, under `jax.lax.cond`: the branch not taken, and taken
 
-The programs take turns, and the fastest turn of each counts, so that other work on the machine matters little. The result is
-written to results/layer_statistics.json, with the versions and the machine.
+The programs take turns, and the fastest turn of each counts, so that other work on the machine matters little. The
+result is written to results/layer_statistics.json, with the versions and the machine.
 """
 
 import json
@@ -87,7 +87,8 @@ def report(best: dict[str, float], overrides: list[str], mesh: dict[str, int]) -
             'program of its own': {n: round(100 * (best['step and statistics'] / step - 1) / n, 2) for n in EVERY},
             'branch in the step': {
                 n: round(
-                    100 * ((best['branch in the step, not taken'] * (n - 1) + best['branch in the step, taken']) / n / step - 1), 2
+                    100 * ((best['branch in the step, not taken'] * (n - 1) + best['branch in the step, '
+                    'taken']) / n / step - 1), 2
                 )
                 for n in EVERY
             },

@@ -2,9 +2,9 @@
 
     python benchmarks/lm_eval_scores.py runs/quickstart --python ENV/bin/python
 
-ENV is an environment of its own with `lm_eval[api]`, `accelerate`, `torch` and `transformers`. The tasks are made from files of this
-repository, so there is no download: multiple choice (the real next line among those of other files), the likelihood of a
-text, and generation until a stop string. Exit code 1 if a score differs by more than --tolerance.
+ENV is an environment of its own with `lm_eval[api]`, `accelerate`, `torch` and `transformers`. The tasks are made from
+files of this repository, so there is no download: multiple choice (the real next line among those of other files), the
+likelihood of a text, and generation until a stop string. Exit code 1 if a score differs by more than --tolerance.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     uv sync --inexact --extra tpu --extra cuda
     JAX_PLATFORMS=cpu python benchmarks/memory.py [part of a name]
 
-This compiles each row (half a minute to two minutes) and writes the results to results/memory.json, with the versions. Other
-rows keep their results. It prints the table of docs/scaling.md, with the compiled memory and the prediction of `pretrax
-plan`. `tests/ahead/test_memory.py` compares the two, and `tests/deviceless` compiles one row again.
+This compiles each row (half a minute to two minutes) and writes the results to results/memory.json, with the versions.
+Other rows keep their results. It prints the table of docs/scaling.md, with the compiled memory and the prediction of
+`pretrax plan`. `tests/ahead/test_memory.py` compares the two, and `tests/deviceless` compiles one row again.
 """
 
 import argparse
@@ -51,7 +51,8 @@ ROWS: dict[str, ROW] = {
     '1.3B, d t': row('v5e-16', LLAMA_1B, 32, 2048, {'d': 8, 't': 2}),
     '1.3B, d t, none saved': row('v5e-16', LLAMA_1B, 64, 2048, {'d': 8, 't': 2}, save='none'),
     '8B, d, none saved': row('v6e-16', {'preset': 'llama3-8b'}, 32, 4096, {'d': 16}, vocab_size=128256, save='none'),
-    '8B, d t, none saved': row('v5p-32', {'preset': 'llama3-8b'}, 32, 4096, {'d': 4, 't': 4}, vocab_size=128256, save='none'),
+    '8B, d t, none saved': row('v5p-32', {'preset': 'llama3-8b'}, 32, 4096, {'d': 4, 't': 4}, vocab_size=128256,
+    save='none'),
     '3B, d, dots saved': row('v5p-32', LLAMA_3B, 64, 4096, {'d': 16}, save='dots'),
     '1.3B, d c, none saved': row('v5e-16', LLAMA_1B, 8, 16384, {'d': 4, 'c': 4}, save='none'),
     '3B, d p': row('v5p-16', LLAMA_3B, 32, 4096, {'d': 4, 'p': 2}, micro=1),
@@ -65,14 +66,16 @@ ROWS: dict[str, ROW] = {
     '8B, d of a node': row('h200x8', {'preset': 'llama3-8b'}, 16, 4096, {'d': 8}, vocab_size=128256),
     '3B, d t of a node, none saved': row('h100x8', LLAMA_3B, 32, 4096, {'d': 4, 't': 2}, save='none'),
     '1.3B, r d of a node, attention saved': row('a100x8', LLAMA_1B, 64, 2048, {'r': 2, 'd': 4}, save='attention'),
-    'GPT-2 774M, d of a node, 4 passes': row('a100x8', {'preset': 'gpt2-774m'}, 256, 1024, {'d': 8}, micro=8, vocab_size=50257),
+    'GPT-2 774M, d of a node, 4 passes': row('a100x8', {'preset': 'gpt2-774m'}, 256, 1024, {'d': 8}, micro=8,
+    vocab_size=50257),
     '3B, d p of a node': row('h100x8', LLAMA_3B, 32, 4096, {'d': 4, 'p': 2}, micro=1),
     'mixture': row('h200', MOE, 16, 2048, {}),
     '0.5B learns from 3B, d t': row(
         'v5e-16', LLAMA_1B | {'n_layers': 8}, 64, 2048, {'d': 8, 't': 2},
         distill={'teacher': TEACHER, 'hidden': {'layers': [[3, 13], [7, 27]]}},
     ),
-    '0.5B learns from 3B': row('h200', LLAMA_1B | {'n_layers': 8}, 16, 2048, {}, save='none', distill={'teacher': TEACHER}),
+    '0.5B learns from 3B': row('h200', LLAMA_1B | {'n_layers': 8}, 16, 2048, {}, save='none',
+    distill={'teacher': TEACHER}),
     'mixture, d e of a node': row('h200x8', MOE, 64, 2048, {'d': 2, 'e': 4}),
 }  # fmt: skip
 
@@ -92,7 +95,8 @@ def print_by_axis() -> None:
         assert expected is not None
         written = ' '.join(f'{axis}={n}' for axis, n in mesh.items())
         print(
-            f'| {"mixture" if "e" in mesh else "1.3B"} | `{written}` | {ahead.needed / 1e9:.1f} GB | {expected.total / 1e9:.1f} GB |',
+            f'| {"mixture" if "e" in mesh else "1.3B"} | `{written}` | {ahead.needed / 1e9:.1f} GB | '
+            f'{expected.total / 1e9:.1f} GB |',
             flush=True,
         )
 

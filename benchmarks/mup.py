@@ -1,9 +1,9 @@
 """Shows which learning rate is best at each width, with muP and without: `uv run python benchmarks/mup.py`.
 
-Each run is the model of configs/mup.yaml at another width, for 200 steps, on text that is new in every step. The loss is that
-of the held-out text. Within a table, only the width, the learning rate and muP differ. Changes such as
-`model.embedding.multiplier=16 model.head.multiplier=4` or `schedule.warmup=40` apply to every run: what muP transfers should be
-tuned at the base first.
+Each run is the model of configs/mup.yaml at another width, for 200 steps, on text that is new in every step. The loss
+is that of the held-out text. Within a table, only the width, the learning rate and muP differ. Changes such as
+`model.embedding.multiplier=16 model.head.multiplier=4` or `schedule.warmup=40` apply to every run: what muP transfers
+should be tuned at the base first.
 """
 
 import argparse

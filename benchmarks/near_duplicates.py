@@ -1,8 +1,8 @@
 """Measures how fast near-duplicates are found, and how many of them: `uv run python benchmarks/near_duplicates.py`.
 
-The text is the sources of the Python standard library, one document per file, and the same cut into pieces of 100 lines. The
-speed is that of one core: reading and hashing in this process. Memory is that of the keys. Recall and precision are those of
-the pairs that share a band, against the Jaccard index of all pairs of the first files.
+The text is the sources of the Python standard library, one document per file, and the same cut into pieces of 100
+lines. The speed is that of one core: reading and hashing in this process. Memory is that of the keys. Recall and
+precision are those of the pairs that share a band, against the Jaccard index of all pairs of the first files.
 """
 
 import argparse
@@ -50,7 +50,8 @@ def measure(name: str, texts: list[str], rounds: int, scratch: Path) -> dict[str
             pass
     n_bytes = sum(len(text.encode()) for text in texts)
     return {
-        'name': name, 'documents': len(texts), 'megabytes': n_bytes / 1e6, 'left_out': counts.left_out['near-duplicates'],
+        'name': name, 'documents': len(texts), 'megabytes': n_bytes / 1e6,
+        'left_out': counts.left_out['near-duplicates'],
         'hashing_seconds': statistics.median(hashing), 'whole_seconds': statistics.median(whole),
         'key_bytes': keys.nbytes / len(texts),
     }  # fmt: skip
@@ -90,7 +91,8 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         f'# Near-duplicates, {result["date"]}', '',
         f'`{result["command"]}`', '', f'{result["processor"]}, {result["cores"]} cores, of which one is used.', '',
-        '| text | documents | MB | left out | hashing, documents/s | hashing, MB/s | with reading and clusters, MB/s | bytes kept per document |',
+        '| text | documents | MB | left out | hashing, documents/s | hashing, MB/s | with reading and clusters, MB/s '
+        '| bytes kept per document |',
         '|---|---|---|---|---|---|---|---|',
     ]  # fmt: skip
     for row in result['speed']:
@@ -102,8 +104,10 @@ def table(result: dict[str, Any]) -> str:
     q, m = result['quality'], result['many']
     lines += [
         '',
-        f'Of all pairs of {q["documents"]} pieces of 100 lines, {q["similar"]} have a similarity of {THRESHOLD} or more, and '
-        f'{q["found"]} share a band ({q["expected"]:.1f} expected by the formula), {q["both"]} of them at or above the threshold.',
+        f'Of all pairs of {q["documents"]} pieces of 100 lines, {q["similar"]} have a similarity of {THRESHOLD} or '
+        'more, and '
+        f'{q["found"]} share a band ({q["expected"]:.1f} expected by the formula), {q["both"]} of them at or above '
+        'the threshold.',
         '',
         f'Clusters of {m["documents"]:,} documents, of which {m["left_out"]:,} are left out: {m["seconds"]:.1f} s.',
         '',

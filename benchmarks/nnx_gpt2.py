@@ -1,8 +1,8 @@
 """The Flax NNX side of cpu.py: trains the same GPT-2 in turns, as a tutorial would write it.
 
-It uses one `nnx.jit` step per batch, `nnx.value_and_grad`, Optax's AdamW, attention with a mask, and f32, on JAX's single
-default CPU device. The module is that of examples/nnx_gpt2. Input and output are those of torch_gpt2.py: seconds on
-standard input, one line of JSON as the answer.
+It uses one `nnx.jit` step per batch, `nnx.value_and_grad`, Optax's AdamW, attention with a mask, and f32, on JAX's
+single default CPU device. The module is that of examples/nnx_gpt2. Input and output are those of torch_gpt2.py: seconds
+on standard input, one line of JSON as the answer.
 """
 
 import argparse

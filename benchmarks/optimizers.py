@@ -1,9 +1,9 @@
 """Compares optimizers at equal tokens, each at its best learning rate: `uv run python benchmarks/optimizers.py`.
 
-Each run trains the quickstart's model at a smaller size, on the same tokens in the same order, and counts the loss on held-out
-text after the last step. With one seed, the learning rates of a grid are tried, and the grid is extended until the best one is
-not at its edge; then the best one is trained with other seeds. Schedule-Free has a constant rate, as its paper demands, and the
-others the same cosine. Everything else, weight decay and clipping too, is equal.
+Each run trains the quickstart's model at a smaller size, on the same tokens in the same order, and counts the loss on
+held-out text after the last step. With one seed, the learning rates of a grid are tried, and the grid is extended until
+the best one is not at its edge; then the best one is trained with other seeds. Schedule-Free has a constant rate, as
+its paper demands, and the others the same cosine. Everything else, weight decay and clipping too, is equal.
 
 A step is timed in seconds of the processor, in turns, after the training. The result is written to
 results/optimizers-DATE.json and .md, and the curves to --picture.
@@ -72,7 +72,9 @@ def main() -> None:
 
 
 def compared(name: str, powers: list[int], seeds: int, steps: int) -> dict[str, Any]:
-    """The losses of an optimizer by learning rate and, at the best one, by seed; its speed and the bytes of its state."""
+    """The losses of an optimizer by learning rate and, at the best one, by seed; its speed and the bytes of its
+    state.
+    """
     trainer = Trainer(name, steps)
     by_power: dict[int, float] = {}
     todo, best = list(powers), powers[0]
@@ -100,7 +102,8 @@ def compared(name: str, powers: list[int], seeds: int, steps: int) -> dict[str, 
 def timed() -> dict[str, float]:
     """Seconds of the processor for a step of each optimizer: the median of runs of 21 steps, in turns.
 
-    The first step, which finds SOAP's first eigenvectors, is not timed; the others improve them twice. The first turn warms up.
+    The first step, which finds SOAP's first eigenvectors, is not timed; the others improve them twice. The first turn
+    warms up.
     """
     trainers = {name: Trainer(name, steps=21) for name in NAMES}
     turns = [{name: trainer.seconds() for name, trainer in trainers.items()} for _ in range(1 + ROUNDS)]
@@ -187,7 +190,8 @@ def table(result: dict[str, Any]) -> str:
         lines.append(f'| {NAMES[name]} | ' + ' | '.join('' if x is None else f'{x:.3f}' for x in losses) + ' |')
     lines += [
         '',
-        f'{result["steps"]} steps of 2,048 tokens. The error is the standard error over seeds. tokens/s is relative to AdamW, by the '
+        f'{result["steps"]} steps of 2,048 tokens. The error is the standard error over seeds. tokens/s is relative '
+        'to AdamW, by the '
         'time of the processor for a step.',
         f'Command: `{result["command"]}`, {result["date"]}, {result["processor"]}, {result["cores"]} cores.',
         f'Versions: {json.dumps(result["versions"])}.',

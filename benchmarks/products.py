@@ -2,9 +2,9 @@
 
     python benchmarks/products.py [--dtype f32|bf16] [--torch-python PYTHON]
 
-XLA for CPUs hands products to YNNPACK by default; Eigen and oneDNN are in it too, and are chosen by options of the program.
-PyTorch uses oneDNN or MKL, and NumPy OpenBLAS. All take turns, and the table has the median over the rounds. The machine must be
-quiet; the script says how busy it was.
+XLA for CPUs hands products to YNNPACK by default; Eigen and oneDNN are in it too, and are chosen by options of the
+program. PyTorch uses oneDNN or MKL, and NumPy OpenBLAS. All take turns, and the table has the median over the rounds.
+The machine must be quiet; the script says how busy it was.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from torch_environment import torch_python
 from machine import QUIET, busy, processor
 from pretrax.machine.cores import usable_cores
 
-# Rows, inner size, columns: the feed-forward of the models of benchmarks/cpu.py, forward and for its weight, the logits of GPT-2's
-# vocabulary, and a product that is large for a laptop.
+# Rows, inner size, columns: the feed-forward of the models of benchmarks/cpu.py, forward and for its weight, the logits
+# of GPT-2's vocabulary, and a product that is large for a laptop.
 SHAPES = ((768, 128, 512), (128, 768, 512), (2048, 384, 1536), (384, 2048, 1536), (768, 128, 50304), (2048, 2048, 2048))
 LIBRARIES: dict[str, dict[str, Any]] = {
     'XLA, YNNPACK': {},

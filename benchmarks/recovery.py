@@ -1,13 +1,14 @@
-"""How long a run needs to notice a lost process or machine, and to train again, on each engine that runs on this machine.
+"""How long a run needs to notice a lost process or machine, and to train again, on each engine that runs on this
+machine.
 
     uv run python benchmarks/recovery.py                  # all engines whose programs are installed
     uv run python benchmarks/recovery.py local slurm      # some of them
 
 A small run trains in two processes. It loses one by SIGKILL, by SIGSTOP and, where the engine has machines, with its
-machine. For each loss: the seconds until the launcher has noticed, and until a new step is done. At the end, the losses of
-all steps are compared with those of a run that nobody disturbed; the exit code is 1 if one differs. Slurm is a cluster of
-four nodes in namespaces of this machine, ssh goes to servers on addresses of the loopback, and Ray is a local cluster: the
-delays of a network are not in these numbers, and compilation is that of a tiny model.
+machine. For each loss: the seconds until the launcher has noticed, and until a new step is done. At the end, the losses
+of all steps are compared with those of a run that nobody disturbed; the exit code is 1 if one differs. Slurm is a
+cluster of four nodes in namespaces of this machine, ssh goes to servers on addresses of the loopback, and Ray is a
+local cluster: the delays of a network are not in these numbers, and compilation is that of a tiny model.
 """
 
 import argparse
@@ -294,10 +295,13 @@ def undisturbed(steps: int, directory: Path) -> dict[int, float]:
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     lines = [
-        f'# Recovery, {result["date"]}', '', f'`{result["command"]}` on {result["cores"]} cores of {result["processor"]}.',
+        f'# Recovery, {result["date"]}', '',
+        f'`{result["command"]}` on {result["cores"]} cores of {result["processor"]}.',
         'Seconds, median of the losses; the losses of all steps equal those of an undisturbed run.',
-        f'Programs in the queue of the cores, averaged over the last five minutes of the measurement: {result["load"]}.', '',
-        '| engine | lost | noticed after | trains again after | what the engine alone would wait |', '|---|---|---|---|---|',
+        f'Programs in the queue of the cores, averaged over the last five minutes of the measurement: '
+        f'{result["load"]}.', '',
+        '| engine | lost | noticed after | trains again after | what the engine alone would wait |',
+        '|---|---|---|---|---|',
     ]  # fmt: skip
     for engine, lost in dict.fromkeys((row['engine'], row['lost']) for row in result['losses']):
         rows = [row for row in result['losses'] if (row['engine'], row['lost']) == (engine, lost)]

@@ -2,9 +2,9 @@
 
     uv run python benchmarks/report.py
 
-The metrics have the types that a training writes: those of a step are f32, those of the clock are f64. The report is written
-by the command, in a process of its own, so that its start-up counts. Chromium, if it is installed, opens the file without
-a network, and must find every number of metrics.jsonl.
+The metrics have the types that a training writes: those of a step are f32, those of the clock are f64. The report is
+written by the command, in a process of its own, so that its start-up counts. Chromium, if it is installed, opens the
+file without a network, and must find every number of metrics.jsonl.
 """
 
 import argparse
@@ -47,8 +47,10 @@ def write_run(directory: Path, lines: int) -> None:
             speed = TOKENS / seconds[i]
             nll = float(loss[i]) * 0.999
             line = {
-                'step': int(steps[i]), 'tokens': int(steps[i]) * TOKENS, 'loss': float(loss[i]), 'nll': float(np.float32(nll)),
-                'grad_norm': float(norm[i]), 'clipped_grad_norm': float(min(norm[i], np.float32(1))), 'learning_rate': float(rate[i]),
+                'step': int(steps[i]), 'tokens': int(steps[i]) * TOKENS, 'loss': float(loss[i]),
+                'nll': float(np.float32(nll)),
+                'grad_norm': float(norm[i]), 'clipped_grad_norm': float(min(norm[i], np.float32(1))),
+                'learning_rate': float(rate[i]),
                 'weight_norm': float(weight_norm[i]), 'skipped_steps': 0, 'skipped_in_a_row': 0,
                 'expert_load_max': float(1 + load[0, i]), 'expert_load_min': float(load[1, i]),
                 'expert_load_entropy': float(load[2, i]), 'goodput': float(0.97 + 0.001 * rng.random()),
@@ -66,7 +68,9 @@ def write_run(directory: Path, lines: int) -> None:
 
 
 def in_browser(report: Path, metrics: Path) -> dict[str, float | bool] | None:
-    """Seconds until the page is ready and until all charts are drawn, and whether all numbers are right; None: no browser."""
+    """Seconds until the page is ready and until all charts are drawn, and whether all numbers are right; None: no
+    browser.
+    """
     chromium = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
     if chromium is None:
         return None

@@ -3,12 +3,12 @@
     uv sync --inexact --extra tpu
     python benchmarks/scale.py [part of a name] [--predict] [--again]
 
-Each row runs `pretrax compile configs/scale/NAME.yaml` in a process of its own, and prints the command. It takes minutes and up to
-a few GB of memory, but no device. Results are written to results/scale.json after each row, and finished rows are skipped, so
-the table can be made in parts. `--predict` compiles nothing. Memory and communication are compared with `pretrax plan`. The
-published MFU comes from MaxText's READMEs of its v5e and v5p configurations, which count attention in full (MaxText counts causal
-attention since July 2025, and its tables are older); mesh, sequences and recomputation come from its
-scripts of the same names.
+Each row runs `pretrax compile configs/scale/NAME.yaml` in a process of its own, and prints the command. It takes
+minutes and up to a few GB of memory, but no device. Results are written to results/scale.json after each row, and
+finished rows are skipped, so the table can be made in parts. `--predict` compiles nothing. Memory and communication are
+compared with `pretrax plan`. The published MFU comes from MaxText's READMEs of its v5e and v5p configurations, which
+count attention in full (MaxText counts causal attention since July 2025, and its tables are older); mesh, sequences and
+recomputation come from its scripts of the same names.
 """
 
 import argparse
@@ -41,7 +41,9 @@ LENGTH = 2048
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of a table. `sequences`: per chip; `t`: of the mesh; `published`: MFU in percent; `copies`: r within a slice."""
+    """A row of a table. `sequences`: per chip; `t`: of the mesh; `published`: MFU in percent; `copies`: r within a
+    slice.
+    """
 
     decoder: str
     hardware: str
@@ -136,7 +138,8 @@ def gpu_table() -> list[str]:
         tokens = GPU_SEQUENCES * hardware.n_devices * step.length
         vocabulary = {'gpt2': 50257, 'llama2': 32000, 'llama3': 128256}[step.model['preset'].split('-')[0]]
         config = from_values({
-            'name': 'published', 'steps': 1, 'model': step.model, 'data': {'name': 'synthetic', 'vocab_size': vocabulary},
+            'name': 'published', 'steps': 1, 'model': step.model, 'data': {'name': 'synthetic',
+            'vocab_size': vocabulary},
             'batch': {'tokens': tokens, 'sequence_length': step.length}, 'optimizer': {'learning_rate': 1e-4},
         })  # fmt: skip
         planner = Planner(config, hardware, lambda text: None)
@@ -170,7 +173,8 @@ def compiled(row: Row, programs: pathlib.Path | None) -> dict[str, Any]:
 def predicted(row: Row) -> dict[str, Any]:
     """The prediction of `pretrax plan` for a row.
 
-    `_full`: attention counts in full, as in the published tables. `seconds_at_peak_full`: those FLOPs over the peak of the chips.
+    `_full`: attention counts in full, as in the published tables. `seconds_at_peak_full`: those FLOPs over the peak of
+    the chips.
     """
     config = load(HERE.parent / f'configs/scale/{row.decoder}.yaml', row.arguments())
     planner = Planner(config, parse_topology(row.hardware, row.slices), lambda text: None)
@@ -223,14 +227,16 @@ def table(results: dict[str, dict[str, Any]]) -> list[str]:
         *lines, '', *_mean_errors(errors),
         f'of the exposed share: {sum(differences) / max(1, len(differences)):.1f} points, at most '
         f'{max(differences, default=0):.1f}, in {len(differences)} compiled rows',
-        f'v5p: {sum(share < 0.1 for share in v5p)} of {len(v5p)} compiled rows are exposed for less than 10 % of the step',
+        f'v5p: {sum(share < 0.1 for share in v5p)} of {len(v5p)} compiled rows are exposed for less than 10 % of the '
+        'step',
     ]  # fmt: skip
 
 
 def _mean_errors(errors: list[tuple[str, float]]) -> list[str]:
     kinds = {name: [off for hardware, off in errors if hardware.startswith(name)] for name in ('v5', 'v5e', 'v5p')}
     return [
-        f'mean absolute error of the predicted MFU, attention in full, {name}: {sum(off) / len(off):.1f} points in {len(off)} rows'
+        f'mean absolute error of the predicted MFU, attention in full, {name}: {sum(off) / len(off):.1f} points in '
+        f'{len(off)} rows'
         for name, off in kinds.items()
     ]
 

@@ -4,11 +4,10 @@
     python benchmarks/schedule.py [part of a name] [--again] [--predict]
 
 Compiles steps of a few layers with the compilers of absent devices (10 to 60 s each), reads their schedule with
-`pretrax.scale.schedule`, and writes results/schedule.json after each row. Finished rows are skipped. It prints the table of
-docs/scaling.md: communication, exposed communication and the whole step, as compiled and as `pretrax plan` predicts them.
-The rows in `LEFT_OUT` were not used to set the constants of the prediction.
-`--predict` compiles nothing. Seconds come from peaks and bandwidths; nothing is measured.
-`tests/ahead/test_exposed.py` compares the two.
+`pretrax.scale.schedule`, and writes results/schedule.json after each row. Finished rows are skipped. It prints the
+table of docs/scaling.md: communication, exposed communication and the whole step, as compiled and as `pretrax plan`
+predicts them. The rows in `LEFT_OUT` were not used to set the constants of the prediction. `--predict` compiles
+nothing. Seconds come from peaks and bandwidths; nothing is measured. `tests/ahead/test_exposed.py` compares the two.
 """
 
 import argparse
@@ -165,7 +164,8 @@ def table(rows: dict[str, Any]) -> list[str]:
         what = name.partition(', ')[2] + ' (left out)' * (name in LEFT_OUT)
         lines.append(
             f'| {slices} x {topology} | {what}: `{mesh}` | {1e3 * read["communication"]:.3g} | '
-            f'{1e3 * plan.communication:.3g} | {1e3 * read["exposed"]:.3g} | {1e3 * plan.exposed:.3g} | {exposed:+.0%} | '
+            f'{1e3 * plan.communication:.3g} | {1e3 * read["exposed"]:.3g} | {1e3 * plan.exposed:.3g} | '
+            f'{exposed:+.0%} | '
             f'{1e3 * (read["compute"] + read["exposed"]):.4g} | {1e3 * plan.seconds:.4g} | {step:+.0%} |'
         )
     for what, names in (('all', off.keys()), ('left out', off.keys() & LEFT_OUT)):

@@ -2,8 +2,8 @@
 
     uv run python benchmarks/search.py
 
-The trials are a grid, so that both searches have the same ones. Writes benchmarks/results/search.json: the seconds and the
-steps of both, and the best validation loss of both.
+The trials are a grid, so that both searches have the same ones. Writes benchmarks/results/search.json: the seconds and
+the steps of both, and the best validation loss of both.
 """
 
 import argparse

@@ -4,13 +4,14 @@
 
 There are three parts. Everything that is compared alternates in one run, and the ratios are medians over rounds.
 
-- decode: GPT-2 124M and a Llama of 1.3M parameters, 1 and 8 sequences, weights in f32 and int8. transformers is always f32, with
-  the faster of one thread and a thread on every core. Both sides read prompts of 16 tokens and write greedily. In f32 the first
-  tokens must be the same. Bytes of weights read for each token, times tokens/s, are given as a share of the bandwidth of a copy.
-- batching: requests of exponentially distributed lengths, 8 slots. Continuous: a request starts when a slot is free. Static:
-  8 requests start when all 8 before them have ended.
-- latency: the time from the end of an engine's block to the arrival of its tokens at 64 clients that stream, with a stub engine
-  that writes a token in every slot every 20 ms.
+- decode: GPT-2 124M and a Llama of 1.3M parameters, 1 and 8 sequences, weights in f32 and int8. transformers is always
+  f32, with the faster of one thread and a thread on every core. Both sides read prompts of 16 tokens and write
+  greedily. In f32 the first tokens must be the same. Bytes of weights read for each token, times tokens/s, are given as
+  a share of the bandwidth of a copy.
+- batching: requests of exponentially distributed lengths, 8 slots. Continuous: a request starts when a slot is free.
+  Static: 8 requests start when all 8 before them have ended.
+- latency: the time from the end of an engine's block to the arrival of its tokens at 64 clients that stream, with a
+  stub engine that writes a token in every slot every 20 ms.
 """
 
 import argparse
@@ -237,7 +238,8 @@ def batching(rounds: int, requests: int, mean: int, name: str = '1.3M') -> dict[
         speeds.append(sum(lengths) / continuous)
     ideal = sum(max(lengths[group]) for group in groups) * slots / sum(lengths)
     return {
-        'name': 'continuous / static', 'ratio': statistics.median(ratios), 'tokens_per_second': statistics.median(speeds),
+        'name': 'continuous / static', 'ratio': statistics.median(ratios),
+        'tokens_per_second': statistics.median(speeds),
         'ideal': ideal, 'requests': requests, 'mean_length': mean,
     }  # fmt: skip
 
@@ -246,7 +248,8 @@ async def stream(port: int, number: int, tokens: int) -> list[float]:
     """When the tokens of one answer arrived."""
     reader, writer = await asyncio.open_connection('127.0.0.1', port)
     body = json.dumps({'model': 'stub', 'prompt': [number, number], 'max_tokens': tokens, 'stream': True})
-    head = f'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n'
+    head = 'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n'
+    head += f'Content-Length: {len(body)}\r\n'
     writer.write(f'{head}Connection: close\r\n\r\n{body}'.encode())
     arrived = []
     while line := await reader.readline():
@@ -295,18 +298,21 @@ def table(result: dict[str, Any]) -> str:
     ]  # fmt: skip
     if result['busy'] > QUIET:
         lines += [
-            f'**Other programs used {result["busy"]:.0%} of the cores. This slows PyTorch, whose threads wait for each other at '
+            f'**Other programs used {result["busy"]:.0%} of the cores. This slows PyTorch, whose threads wait for '
+            'each other at '
             'every product, more than pretrax. "Best" compares the fastest round of each side.**', '',
         ]  # fmt: skip
     if rows := result.get('decode'):
         lines += [
             f'Tokens/s: median of {result["rounds"]} rounds of {result["tokens"]} tokens in each sequence.', '',
-            '| | pretrax | transformers f32 | ratio | best | wanted | of a copy | best |', '|---|---|---|---|---|---|---|---|',
+            '| | pretrax | transformers f32 | ratio | best | wanted | of a copy | best |',
+            '|---|---|---|---|---|---|---|---|',
         ]  # fmt: skip
         for row in rows:
             wanted = f'{TARGETS[row["name"]]}x' if row['name'] in TARGETS else ''
             lines.append(
-                f'| {row["name"]} | {row["tokens_per_second"]:,.1f} | {row["transformers"]:,.1f} | {row["ratio"]:.2f}x | '
+                f'| {row["name"]} | {row["tokens_per_second"]:,.1f} | {row["transformers"]:,.1f} | '
+                f'{row["ratio"]:.2f}x | '
                 f'{row["best_ratio"]:.2f}x | {wanted} | {row["of_copy"]:.0%} | {row["best_of_copy"]:.0%} |'
             )
         lines += ['', f'A copy: {rows[-1]["copy_gigabytes_per_second"]:.1f} GB/s, read and written.', '']

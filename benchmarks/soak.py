@@ -4,10 +4,10 @@
     uv run python benchmarks/soak.py --steps 100000         # hours
     uv run python benchmarks/soak.py --bucket s3            # the run is in a bucket, of a server on this machine
 
-The kinds of faults are the functions after `FAULTS`. After each one it waits until the run has logged a step that it had not
-logged before. It ends with a table of faults injected and survived, with times until they were detected and until the run
-had recovered, with goodput, and with 1 as the exit code unless every loss is the same number in both runs. Kinds and moments
-come from the seed.
+The kinds of faults are the functions after `FAULTS`. After each one it waits until the run has logged a step that it
+had not logged before. It ends with a table of faults injected and survived, with times until they were detected and
+until the run had recovered, with goodput, and with 1 as the exit code unless every loss is the same number in both
+runs. Kinds and moments come from the seed.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     uv run python benchmarks/speedrun.py benchmarks/speedrun/muon.yaml
     uv run python benchmarks/speedrun.py --check
 
-docs/tutorials/speedrun.md has the rules. The first command trains the reference and the entry at the same time, so that they
-share the machine and whatever else it does, and writes benchmarks/speedrun/entries/NAME. The second one verifies every
-entry from its metrics, and writes benchmarks/speedrun/leaderboard.md.
+docs/tutorials/speedrun.md has the rules. The first command trains the reference and the entry at the same time, so that
+they share the machine and whatever else it does, and writes benchmarks/speedrun/entries/NAME. The second one verifies
+every entry from its metrics, and writes benchmarks/speedrun/leaderboard.md.
 """
 
 import argparse
@@ -97,7 +97,8 @@ def compete(path: Path, minutes: float, out: Path | None, by: str) -> None:
         ran = _train(files, changes, Path(scratch, 'runs'))
         result = {
             'name': configs['entry'].name, 'by': by, 'date': datetime.date.today().isoformat(), 'minutes': minutes,
-            'processor': processor(), 'cores': usable_cores(), 'python': sys.version.split()[0], 'load': [busy, os.getloadavg()[0]],
+            'processor': processor(), 'cores': usable_cores(), 'python': sys.version.split()[0], 'load': [busy,
+            os.getloadavg()[0]],
         }  # fmt: skip
         written = Path(scratch, 'entry')
         for side in SIDES:
@@ -161,7 +162,8 @@ def _train(files: dict[str, Path], changes: dict[str, list[str]], place: Path) -
 
 
 def seconds_per_step(runs: dict[str, Path]) -> dict[str, float]:
-    """The mean time of the steps that both sides trained while the other one trained too, from runs that log every step.
+    """The mean time of the steps that both sides trained while the other one trained too, from runs that log every
+    step.
 
     The first steps are left out. If the two hardly overlap, all other steps count.
     """
@@ -250,7 +252,8 @@ def leaderboard(rows: Sequence[dict[str, Any]]) -> str:
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
-        '| entry | bits per byte | reference | ratio | steps, entry and reference | cores used | machine | load | date | by |',
+        '| entry | bits per byte | reference | ratio | steps, entry and reference | cores used | machine | load | '
+        'date | by |',
         '|---|---|---|---|---|---|---|---|---|---|',
     ]
     for row in rows:

@@ -2,9 +2,9 @@
 
     uv run python benchmarks/startup.py [CONFIG]
 
-Two processes prepare a run, initialize its weights, compile its step and run it once: one with an empty cache of compiled
-programs, one with a filled cache. Prints user + system seconds of each part, and then the modules with the slowest
-imports.
+Two processes prepare a run, initialize its weights, compile its step and run it once: one with an empty cache of
+compiled programs, one with a filled cache. Prints user + system seconds of each part, and then the modules with the
+slowest imports.
 """
 
 import argparse

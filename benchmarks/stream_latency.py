@@ -3,7 +3,8 @@
     python benchmarks/stream_latency.py [--streams 64] [--block-ms 20]
 
 The engine is that of the server's tests. It notes when a block ends; the client, a process of its own, notes when each
-event arrives. The difference is what the server adds: decoding, JSON, and the way through the event loop and the socket.
+event arrives. The difference is what the server adds: decoding, JSON, and the way through the event loop and the
+socket.
 """
 
 import argparse
@@ -24,7 +25,8 @@ def main() -> None:
     parser.add_argument('--tokens', type=int, default=1600, help='of each stream')
     parser.add_argument('--block-ms', type=float, default=20, help='that the engine takes for a block of 8 tokens')
     options = parser.parse_args()
-    command = [sys.executable, TESTS / 'serve' / 'stub_engine.py', '--no-chat', '--timed', '--slots', str(options.streams),
+    command = [sys.executable, TESTS / 'serve' / 'stub_engine.py', '--no-chat', '--timed', '--slots',
+    str(options.streams),
                '--seconds', str(options.block_ms / 1000), '--block', '8']  # fmt: skip
     environment = os.environ | {'PYTHONPATH': str(TESTS)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
@@ -37,7 +39,8 @@ def main() -> None:
     at = [seconds[min(int(len(seconds) * share), len(seconds) - 1)] * 1000 for share in (0.5, 0.9, 0.99)]
     print(f'{len(seconds):,} events of {options.streams} streams, a block each {options.block_ms:g} ms')
     print(
-        f'added latency in ms: median {at[0]:.2f}, p90 {at[1]:.2f}, p99 {at[2]:.2f}, mean {statistics.mean(seconds) * 1000:.2f}'
+        f'added latency in ms: median {at[0]:.2f}, p90 {at[1]:.2f}, p99 {at[2]:.2f}, mean '
+        f'{statistics.mean(seconds) * 1000:.2f}'
     )
 
 

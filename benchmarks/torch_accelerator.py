@@ -1,8 +1,9 @@
-"""The PyTorch side of accelerator.py: runs one part with the same decoders in a process of its own, with JSON as input and output.
+"""The PyTorch side of accelerator.py: runs one part with the same decoders in a process of its own, with JSON as input
+and output.
 
 It is written as a careful PyTorch user would write it for a GPU: f32 weights that are cast when they are used; a bf16
-residual stream; one product for q, k and v, and one for gate and up; fused attention; fused AdamW; gradients set to None; no
-value read from the device between steps. `compile` compiles the model with Inductor, in the mode `mode`.
+residual stream; one product for q, k and v, and one for gate and up; fused attention; fused AdamW; gradients set to
+None; no value read from the device between steps. `compile` compiles the model with Inductor, in the mode `mode`.
 
 Letters: B batch, L length, M d_model, H heads, D head, F feed-forward, V vocabulary.
 """

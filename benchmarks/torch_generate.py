@@ -1,6 +1,7 @@
 """The other side of benchmarks/serve.py: `generate` of transformers, in a process that has PyTorch but not pretrax.
 
-It reads lines of JSON: prompts (token ids of one length), the number of new tokens and that of threads. It answers with seconds and the tokens.
+It reads lines of JSON: prompts (token ids of one length), the number of new tokens and that of threads. It answers with
+seconds and the tokens.
 """
 
 import argparse

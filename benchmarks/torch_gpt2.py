@@ -1,8 +1,8 @@
 """The PyTorch side of cpu.py: trains the same GPT-2 in turns. It needs a Python with PyTorch.
 
-It is written as a careful PyTorch user would write it for a CPU: one product for q, k and v, fused attention, fused AdamW,
-gradients set to None. It reads numbers of seconds from standard input, one per line, trains that long, and answers each
-with a line of JSON.
+It is written as a careful PyTorch user would write it for a CPU: one product for q, k and v, fused attention, fused
+AdamW, gradients set to None. It reads numbers of seconds from standard input, one per line, trains that long, and
+answers each with a line of JSON.
 
 Letters: B batch, L length, M d_model, H heads, V vocabulary.
 """

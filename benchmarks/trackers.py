@@ -2,10 +2,10 @@
 
     uv run --extra tensorboard --extra trackio --extra mlflow --extra wandb python benchmarks/trackers.py
 
-A process for each tracker logs LINES lines as the quickstart does, one every PAUSE seconds. It measures the processor time
-of the process with the tracker and without it, and how long `MetricsLog.write` takes, which is what a step waits. The
-processor time of a step is measured by training the quickstart's model. Processor time does not depend on how busy the
-machine is. W&B's own process is measured too. The results go to results/trackers.json.
+A process for each tracker logs LINES lines as the quickstart does, one every PAUSE seconds. It measures the processor
+time of the process with the tracker and without it, and how long `MetricsLog.write` takes, which is what a step waits.
+The processor time of a step is measured by training the quickstart's model. Processor time does not depend on how busy
+the machine is. W&B's own process is measured too. The results go to results/trackers.json.
 """
 
 import argparse

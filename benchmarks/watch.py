@@ -2,8 +2,9 @@
 
     uv run python benchmarks/watch.py
 
-Runs are written by this program, a line each 0.3 to 1.3 s. A line is late by the time from its `time` until a client has
-its event, and until Chromium has drawn its point. Then a run of many lines is watched by several clients. Half of them do not read.
+Runs are written by this program, a line each 0.3 to 1.3 s. A line is late by the time from its `time` until a client
+has its event, and until Chromium has drawn its point. Then a run of many lines is watched by several clients. Half of
+them do not read.
 """
 
 import argparse
@@ -135,7 +136,8 @@ def summary(seen: dict[tuple[str, int], float], written: dict[tuple[str, int], f
     first = min(seen.values()) + 2
     late = sorted(seen[key] - written[key] for key in seen if key in written and written[key] > first)
     return {
-        'count': len(late), 'median': statistics.median(late), 'p99': late[int(0.99 * (len(late) - 1))], 'max': late[-1],
+        'count': len(late), 'median': statistics.median(late), 'p99': late[int(0.99 * (len(late) - 1))],
+        'max': late[-1],
     }  # fmt: skip
 
 
@@ -163,7 +165,8 @@ def in_chromium(port: int, seconds: float, seen: dict[tuple[str, int], float]) -
             const plot = document.querySelector('section[aria-label="training loss"] .plot');
             for (const trace of plot?.data ?? []) {
                 const known = window.seen[trace.name] ??= {};
-                for (let i = trace.x.length - 1; i >= 0 && !(trace.x[i] in known); i--) known[trace.x[i]] = Date.now() / 1000;
+                for (let i = trace.x.length - 1; i >= 0 && !(trace.x[i] in known); i--)
+                    known[trace.x[i]] = Date.now() / 1000;
             }
             requestAnimationFrame(look);
         };
@@ -209,7 +212,8 @@ def long_run(directory: Path, lines: int, clients: int) -> dict[str, float]:
                 time.sleep(1)
             after = resident(pid)
     return {
-        'lines': lines, 'megabytes': size / 1e6, 'clients': clients, 'appended': appended, 'seconds': seconds, 'before_mib': before,
+        'lines': lines, 'megabytes': size / 1e6, 'clients': clients, 'appended': appended, 'seconds': seconds,
+        'before_mib': before,
         'read_mib': read, 'clients_mib': after, 'snapshot_megabytes': found[1] / 1e6,
     }  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""A language model whose layers have a gated recurrence instead of attention: minGRU. Feng et al. 2024, arXiv:2410.01201.
+"""A language model whose layers have a gated recurrence instead of attention: minGRU. Feng et al. 2024,
+arXiv:2410.01201.
 
 Letters: B batch, L length, M width, H hidden units, V vocabulary. Mesh axes: docs/parallelism.md; `c` is refused.
 """
@@ -49,7 +50,9 @@ def rms_norm(x: f32['B/r/d/e L/c M'], scale: f32['M']) -> f32['B/r/d/e L/c M']:
 
 
 def min_gru(x: f32['B/r/d/e L/c M'], w: Layer, starts: bool_['B/r/d/e L/c']) -> f32['B/r/d/e L/c M']:
-    """s[l] = (1 - z[l]) s[l-1] + z[l] c[l], where z is the gate and c the candidate (section 3.1). A document starts from 0."""
+    """s[l] = (1 - z[l]) s[l-1] + z[l] c[l], where z is the gate and c the candidate (section 3.1). A document starts
+    from 0.
+    """
     w_gate = all_gather('M/d H/t -> M H/t', w.gate)
     w_candidate = all_gather('M/d H/t -> M H/t', w.candidate)
     z: f32['B/r/d/e L/c H/t'] = jax.nn.sigmoid(einsum('B/r/d/e L/c M, M H/t -> B/r/d/e L/c H/t', x, w_gate))

@@ -1,7 +1,7 @@
 """Your own data source: sums such as '12+34=46', generated on the fly, with one token per byte.
 
-A source has `vocab_size` and `batch`. `batch` is a pure function of (seed, step, row), so runs resume exactly and get the
-same batches on any number of processes. If the source has a `tokenizer`, the model can also generate text.
+A source has `vocab_size` and `batch`. `batch` is a pure function of (seed, step, row), so runs resume exactly and get
+the same batches on any number of processes. If the source has a `tokenizer`, the model can also generate text.
 """
 
 import numpy as np

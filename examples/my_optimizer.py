@@ -1,7 +1,7 @@
 """Your own optimizer: the sign of the momentum. Bernstein et al. 2018, arXiv:1802.04434.
 
-An optimizer is an Optax transformation that turns a gradient into a direction. pretrax applies the learning rate, weight
-decay and clipping. Keyword-only parameters are the options in YAML.
+An optimizer is an Optax transformation that turns a gradient into a direction. pretrax applies the learning rate,
+weight decay and clipping. Keyword-only parameters are the options in YAML.
 """
 
 import jax

@@ -2,9 +2,9 @@
 
     python scripts/release.py
 
-The working tree must be clean, and src/pretrax/__init__.py, CHANGELOG.md and CITATION.cff must agree on the version. The
-wheel, and a wheel that is built from the sdist, are each installed into a new environment outside the repository, where
-they have to train with the newest packages that pyproject.toml allows.
+The working tree must be clean, and src/pretrax/__init__.py, CHANGELOG.md and CITATION.cff must agree on the version.
+The wheel, and a wheel that is built from the sdist, are each installed into a new environment outside the repository,
+where they have to train with the newest packages that pyproject.toml allows.
 """
 
 import argparse

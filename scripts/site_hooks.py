@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
-# {section of docs/reference.md: its page on the site}. A link to the section leads to the page, and on GitHub to the section.
+# {section of docs/reference.md: its page on the site}. A link to the section leads to the page, and on GitHub to the
+# section.
 PAGE_OF = {'keys': 'keys', 'commands': 'verbs', 'metrics': 'metrics', 'errors': 'errors', 'python-interface': 'api'}
 WEIGHTS = {'reference/keys.md': 4, 'reference/verbs.md': 3, 'reference/metrics.md': 3}
 

@@ -1,8 +1,8 @@
 """Real bucket servers on this machine, behind a proxy that injects faults.
 
-S3 is `moto`, Google Cloud Storage is `gcp-storage-emulator`; each runs in a process of its own. The emulator lacks generation
-preconditions and the header with an object's generation, which the proxy adds as the documentation of Cloud Storage
-describes them (https://cloud.google.com/storage/docs/request-preconditions).
+S3 is `moto`, Google Cloud Storage is `gcp-storage-emulator`; each runs in a process of its own. The emulator lacks
+generation preconditions and the header with an object's generation, which the proxy adds as the documentation of Cloud
+Storage describes them (https://cloud.google.com/storage/docs/request-preconditions).
 """
 
 import contextlib
@@ -26,7 +26,8 @@ from side_by_side import free_port
 BUCKET = 'pretrax-test'
 COMMANDS = {
     's3': [sys.executable, '-m', 'moto.server', '-H', '127.0.0.1', '-p', '{port}'],
-    'gs': [sys.executable, '-m', 'gcp_storage_emulator', 'start', '--host', '127.0.0.1', '--port', '{port}', '--in-memory',
+    'gs': [sys.executable, '-m', 'gcp_storage_emulator', 'start', '--host', '127.0.0.1', '--port', '{port}',
+    '--in-memory',
            '--default-bucket', BUCKET],
 }  # fmt: skip
 

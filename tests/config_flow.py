@@ -1,7 +1,8 @@
 """Follows the configuration of a run through the functions of pretrax, with the syntax trees of its files only.
 
-From a function, every function, method, property and class that its body names is followed, in the order of the lines, once.
-Types come from annotations and from what constructors are given. The registry is the end of a path: what it builds gets a section.
+From a function, every function, method, property and class that its body names is followed, in the order of the lines,
+once. Types come from annotations and from what constructors are given. The registry is the end of a path: what it
+builds gets a section.
 """
 
 import ast

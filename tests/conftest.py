@@ -14,15 +14,15 @@ from pathlib import Path
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)  # with it, each process compiles the sources of JAX again: 2 s
 os.environ.pop('UV', None)  # commands are printed without `uv run`, however the tests were started
-# Eight devices take turns on few cores: a collective may wait long for the last of them. LLVM's optimization does not pay
-# for small programs that run a few times.
+# Eight devices take turns on few cores: a collective may wait long for the last of them. LLVM's optimization does not
+# pay for small programs that run a few times.
 os.environ['XLA_FLAGS'] = ' '.join([
     '--xla_force_host_platform_device_count=8', '--xla_cpu_collective_call_terminate_timeout_seconds=600',
     '--xla_backend_optimization_level=0',
 ])  # fmt: skip
-# Compiled programs are kept for the tests of this process and for the processes that they start, and not in the user's home.
-# Each worker has a directory of its own, since JAX does not write atomically. JAX reads these variables when it is imported,
-# which the conftest.py of a room does before `pytest_configure` if the room is named on the command line.
+# Compiled programs are kept for the tests of this process and for the processes that they start, and not in the user's
+# home. Each worker has a directory of its own, since JAX does not write atomically. JAX reads these variables when it
+# is imported, which the conftest.py of a room does before `pytest_configure` if the room is named on the command line.
 os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'true'
 os.environ['JAX_COMPILATION_CACHE_DIR'] = tempfile.mkdtemp(prefix='pretrax-programs-')
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
@@ -63,7 +63,9 @@ def pytest_unconfigure(config):
 
 
 def pytest_runtest_setup(item):
-    """Shows the stacks of a process that crashes, since a training run that has ended leaves them to captured output."""
+    """Shows the stacks of a process that crashes, since a training run that has ended leaves them to captured
+    output.
+    """
     if item.config.stash.get(fault_handler_stderr_fd_key, None) is not None:
         faulthandler.enable(item.config.stash[fault_handler_stderr_fd_key])
 

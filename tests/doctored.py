@@ -9,8 +9,8 @@ from pathlib import Path
 
 from side_by_side import coordinator_address
 
-# Changes to pretrax in one process, by the variable HURT. Python imports `sitecustomize` when it starts, also in the process
-# that checks the devices.
+# Changes to pretrax in one process, by the variable HURT. Python imports `sitecustomize` when it starts, also in the
+# process that checks the devices.
 SITE = """
 import os, sys
 faults = os.environ.get('HURT', '').split(',')

@@ -2,7 +2,8 @@
 
     python tests/every_verb.py
 
-`.ci/run` does so with all extras and the plugins of all accelerators installed: what a verb does must not depend on them.
+`.ci/run` does so with all extras and the plugins of all accelerators installed: what a verb does must not depend on
+them.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A gcloud for tests: its queued resources are directories, and its TPU VMs are processes with a /var/lib of their own.
 
-$FAKE_GCLOUD is its directory. `calls.jsonl` has every command line; `NAME/state` is the state of a queued resource, which a
-test may change; `metadata.json` has the address of the metadata server of each VM.
+$FAKE_GCLOUD is its directory. `calls.jsonl` has every command line; `NAME/state` is the state of a queued resource,
+which a test may change; `metadata.json` has the address of the metadata server of each VM.
 """
 
 import argparse
@@ -30,7 +30,8 @@ def main(words):
     parser.add_argument('verb')
     parser.add_argument('name')
     for option in ('zone', 'project', 'accelerator-type', 'runtime-version', 'metadata-from-file', 'labels', 'node-id',
-                   'node-prefix', 'node-count', 'node', 'worker', 'command', 'format', 'network', 'service-account'):  # fmt: skip
+                   'node-prefix', 'node-count', 'node', 'worker', 'command', 'format', 'network',
+                   'service-account'):  # fmt: skip
         parser.add_argument(f'--{option}')
     for flag in ('spot', 'force', 'quiet'):
         parser.add_argument(f'--{flag}', action='store_true')
@@ -66,7 +67,8 @@ def boot(place):
         script = f'mount --bind {vm} /var/lib && exec bash {place}/startup.sh'
         process = subprocess.Popen(
             ['unshare', '--mount', 'bash', '-c', script], env=os.environ | {'GCE_METADATA_IP': metadata[number]},
-            stdin=subprocess.DEVNULL, stdout=(vm / 'boot.txt').open('w'), stderr=subprocess.STDOUT, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=(vm / 'boot.txt').open('w'), stderr=subprocess.STDOUT,
+            start_new_session=True,
         )  # fmt: skip
         (vm / 'pid').write_text(str(process.pid))
 

@@ -1,7 +1,9 @@
-"""What a pretrax with flat keys of `model:` wrote, before they were in sections; `tests/goldens/flat_model.tar.xz` has it.
+"""What a pretrax with flat keys of `model:` wrote, before they were in sections; `tests/goldens/flat_model.tar.xz` has
+it.
 
-`configs/` are its configurations, and `models.json` what it read in them. `runs/old` is a run that stopped after step 2 of 4;
-`expected.json` and `generated.txt` are what the same process got at step 4. `step-manifest.json` describes its compiled step.
+`configs/` are its configurations, and `models.json` what it read in them. `runs/old` is a run that stopped after step 2
+of 4; `expected.json` and `generated.txt` are what the same process got at step 4. `step-manifest.json` describes its
+compiled step.
 """
 
 import functools

@@ -1,4 +1,5 @@
-"""Two writers of one place in a bucket: the first is stopped, or killed, before each of its requests while the second writes.
+"""Two writers of one place in a bucket: the first is stopped, or killed, before each of its requests while the second
+writes.
 
 A bucket is a `BucketServer`, or the `Memory` of tests/checkpoint/test_keep.py. Both call `request` before each request.
 """
@@ -25,7 +26,8 @@ def interleavings(bucket, first, second, seen, kills=False):
             writes while the first one waits.
 
     Yields:
-        The number of the request; whether each writer succeeded; what was seen when the second had ended, and at the end.
+        The number of the request; whether each writer succeeded; what was seen when the second had ended, and at the
+        end.
     """
     for stop in itertools.count():
         count, when_second_ended = itertools.count(), []

@@ -1,8 +1,9 @@
-"""A small Kubernetes for tests: an API server that the real kubectl talks to, and pods that are processes of this machine.
+"""A small Kubernetes for tests: an API server that the real kubectl talks to, and pods that are processes of this
+machine.
 
 What is real: kubectl, the schemas of all objects, the commands and variables of the containers, their processes, their
-host names, and the paths of their files (in namespaces of Linux of their own). What is simulated, as the documentation says
-it: the controllers of Job (kubernetes.io/docs/concepts/workloads/controllers/job) and of JobSet
+host names, and the paths of their files (in namespaces of Linux of their own). What is simulated, as the documentation
+says it: the controllers of Job (kubernetes.io/docs/concepts/workloads/controllers/job) and of JobSet
 (jobset.sigs.k8s.io/docs/concepts), of which nothing outside a cluster exists.
 """
 
@@ -83,7 +84,8 @@ class Pod:
         inner += ['sh', '-c', f'hostname {self.host}; exec "$@"', 'sh', *command]
         with self.log.open('wb') as output:
             self.process = subprocess.Popen(
-                ['nsenter', f'--net=/proc/{cluster.holder.pid}/ns/net', f'--mount=/proc/{cluster.holder.pid}/ns/mnt', *inner],
+                ['nsenter', f'--net=/proc/{cluster.holder.pid}/ns/net', f'--mount=/proc/{cluster.holder.pid}/ns/mnt',
+                *inner],
                 env=cluster.environment | variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 cwd=cluster.directory, start_new_session=True,
             )  # fmt: skip
@@ -129,7 +131,8 @@ class Pod:
     def as_object(self):
         return {
             'apiVersion': 'v1', 'kind': 'Pod',
-            'metadata': {'name': self.name, 'namespace': 'default', 'labels': self.labels, 'annotations': self.annotations},
+            'metadata': {'name': self.name, 'namespace': 'default', 'labels': self.labels,
+            'annotations': self.annotations},
             'spec': self.spec, 'status': {'phase': self.phase, 'conditions': self.conditions},
         }  # fmt: skip
 
@@ -272,7 +275,8 @@ class Cluster:
         etc = self.directory / 'etc'
         etc.mkdir()
         self.holder = subprocess.Popen(
-            ['unshare', '--net', '--mount', 'bash', '-euc', script.replace(';', '\n'), 'sh', str(etc)], stdout=subprocess.PIPE, text=True
+            ['unshare', '--net', '--mount', 'bash', '-euc', script.replace(';', '\n'), 'sh', str(etc)],
+            stdout=subprocess.PIPE, text=True
         )  # fmt: skip
         assert self.holder.stdout is not None
         assert self.holder.stdout.readline() == 'ready\n', 'no namespaces'
@@ -397,7 +401,8 @@ class Cluster:
             plural, name = 'namespaces', match[2]
         if plural is None:
             resources = [
-                {'name': one.split()[0], 'kind': one.split()[1], 'namespaced': one.split()[1] != 'Namespace', 'singularName': '',
+                {'name': one.split()[0], 'kind': one.split()[1], 'namespaced': one.split()[1] != 'Namespace',
+                'singularName': '',
                  'verbs': ['create', 'delete', 'get', 'list', 'patch', 'watch']}
                 for one in TYPES[version]
             ]  # fmt: skip

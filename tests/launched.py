@@ -122,7 +122,9 @@ class Training:
         return steps_in(self.run_dir / 'checkpoints')
 
     def recoveries(self, faults: Iterable[float]) -> list[str]:
-        """A line for each fault, which the end of an attempt follows: when it was noticed, and when the run trained again."""
+        """A line for each fault, which the end of an attempt follows: when it was noticed, and when the run trained
+        again.
+        """
         ends = zip(faults, self.events('ended'), self.events('stepped')[1:], strict=False)
         return [
             f'{end["why"]}: noticed after {end["noticed"] - at:.1f} s, trains again after {again["time"] - at:.1f} s'

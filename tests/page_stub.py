@@ -127,7 +127,8 @@ class Stub:
             return event({'choices': [{'index': 0, 'logprobs': logprobs, 'finish_reason': finish, **said}]})
 
         for number, token in enumerate(tokens):
-            # A token with a bar is torn: what is before the bar is no whole character, so its text comes with the next one.
+            # A token with a bar is torn: what is before the bar is no whole character, so its text comes with the next
+            # one.
             torn = [part.strip('\0') for part in token.split('|')] if '|' in token else [token]
             names = ['\ufffd'] * len(torn) if len(torn) > 1 else torn
             text = ''.join(torn)
@@ -137,7 +138,8 @@ class Stub:
             if body.get('logprobs') and chat:
                 logprobs = {'content': [
                     {'token': name, 'bytes': list(name.encode()), 'logprob': math.log(likely),
-                     'top_logprobs': [{'token': o, 'bytes': [], 'logprob': math.log(p)} for o, p in [(name, likely), *others]]}
+                     'top_logprobs': [{'token': o, 'bytes': [], 'logprob': math.log(p)} for o, p in [(name, likely),
+                     *others]]}
                     for name in names
                 ]}  # fmt: skip
             elif body.get('logprobs'):

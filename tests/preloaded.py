@@ -1,7 +1,7 @@
 """Commands in processes that are forked from one that has imported JAX and pretrax, and has no backend yet.
 
-Importing takes seconds, forking takes milliseconds. Each command has its own arguments, directory, environment, streams and
-devices, and is in the namespaces of its caller, such as a node of `slurm_cluster`. `run` takes the place of
+Importing takes seconds, forking takes milliseconds. Each command has its own arguments, directory, environment, streams
+and devices, and is in the namespaces of its caller, such as a node of `slurm_cluster`. `run` takes the place of
 `subprocess.run`; `programs` is a directory for a shell's PATH.
 """
 

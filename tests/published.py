@@ -31,7 +31,8 @@ PUBLISHED = {
     # Of the text models: 108,641,793,536 and 401,583,781,376, less the 871,932,416 of vision tower and projector
     'llama4-scout-17b-16e': 107_769_861_120, 'llama4-maverick-17b-128e': 400_711_848_960,
     'gpt-oss-20b': 20_914_757_184, 'gpt-oss-120b': 116_829_156_672,
-    'phi3-mini-4k': 3_821_079_552, 'phi3.5-mini': 3_821_079_552, 'phi3-medium-4k': 13_960_238_080, 'phi4-14b': 14_659_507_200, 'phi4-mini': 3_836_021_760,
+    'phi3-mini-4k': 3_821_079_552, 'phi3.5-mini': 3_821_079_552, 'phi3-medium-4k': 13_960_238_080,
+    'phi4-14b': 14_659_507_200, 'phi4-mini': 3_836_021_760,
     'olmo3-7b': 7_298_011_136, 'olmo3-32b': 32_233_522_176, 'olmoe-1b-7b': 6_919_161_856,
     'pythia-14m': 14_067_712, 'pythia-31m': 30_494_720, 'pythia-70m': 70_426_624, 'pythia-160m': 162_322_944,
     'pythia-410m': 405_334_016, 'pythia-1b': 1_011_781_632, 'pythia-1.4b': 1_414_647_808,
@@ -50,13 +51,15 @@ ABOUT = {
     'minitron-4b': (4.19e9, 0.001), 'minitron-8b': (8.27e9, 0.001),  # arXiv:2407.14679, table 1
     # Their cards leave the embeddings out.
     'exaone4-1.2b': (1.07e9 + 102400 * 2048, 0.005), 'exaone4-32b': (30.95e9 + 2 * 102400 * 5120, 0.001),
-    'gemma3-4b': (675e6 + 3209e6, 0.002), 'gemma3-12b': (1012e6 + 10759e6, 0.002), 'gemma3-27b': (1416e6 + 25600e6, 0.002),
-    # Table 1 of arXiv:2508.06471 counts the layer of multi-token prediction, and no embeddings. The files of MiniMax M2 on
-    # the hub have 228,703,644,928 numbers, one in 16,384 of them a scale of FP8.
+    'gemma3-4b': (675e6 + 3209e6, 0.002), 'gemma3-12b': (1012e6 + 10759e6, 0.002), 'gemma3-27b': (1416e6 + 25600e6,
+    0.002),
+    # Table 1 of arXiv:2508.06471 counts the layer of multi-token prediction, and no embeddings. The files of MiniMax M2
+    # on the hub have 228,703,644,928 numbers, one in 16,384 of them a scale of FP8.
     'glm4.5': (355e9 - 3.99e9 + 2 * 151552 * 5120, 0.001), 'glm4.6': (355e9 - 3.99e9 + 2 * 151552 * 5120, 0.001),
     'glm4.5-air': (106e9 + 2 * 151552 * 4096, 0.005), 'minimax-m2': (228_703_644_928 * 16384 / 16385, 0.00001),
     'qwen2-57b-a14b': (57.41e9, 0.001), 'deepseek-v2-lite': (15.7e9, 0.001), 'deepseek-v2': (236e9, 0.002),
-    'deepseek-v3': (671e9, 0.001), 'kimi-k2': (1.04e12, 0.02), 'moonlight-16b-a3b': (15.29e9 + 2 * 163840 * 2048, 0.001),
+    'deepseek-v3': (671e9, 0.001), 'kimi-k2': (1.04e12, 0.02), 'moonlight-16b-a3b': (15.29e9 + 2 * 163840 * 2048,
+    0.001),
     'seqax-84m': (84e6 + 2 * 32768 * 512, 0.25), 'seqax-270m': (270e6 + 2 * 32768 * 1024, 0.25),
     'seqax-540m': (540e6 + 2 * 32768 * 2048, 0.25), 'seqax-1b': (1e9 + 2 * 32768 * 2048, 0.25),
     'seqax-2b': (2e9 + 2 * 32768 * 4096, 0.25),

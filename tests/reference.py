@@ -18,8 +18,9 @@ def logits(w, tokens, segments, positions, arch, masks=None):
 
 
 def whole(w, tokens, segments, positions, arch, masks=None):
-    """The logits, what the routers of experts did in each layer (see `mixture`), [B, layers, L, E], and the logits of each
-    module of multi-token prediction, whose layers come last."""
+    """The logits, what the routers of experts did in each layer (see `mixture`), [B, layers, L, E], and the logits of
+    each module of multi-token prediction, whose layers come last.
+    """
     w = jax.tree.map(jnp.asarray, w)
     return jax.vmap(lambda t, s, p, m: _row(w, t, s, p, arch, m))(tokens, segments, positions, masks or {})
 
@@ -85,7 +86,9 @@ def _layer(x, layer, i, segments, positions, arch, masks, routers):
 
 
 def _module(h, w, k, embedded, segments, positions, arch, routers):
-    """DeepSeek-AI 2024, arXiv:2412.19437, eq. 21 and 22: h^k, normed, from h^(k-1), of which the last k do not count. [L, M]"""
+    """DeepSeek-AI 2024, arXiv:2412.19437, eq. 21 and 22: h^k, normed, from h^(k-1), of which the last k do not count.
+    [L, M]
+    """
     shifted = jnp.concatenate([embedded[k:], jnp.repeat(embedded[-1:], k, axis=0)])  # routers count the last k
     both = jnp.concatenate([norm(h, w.hidden_norm, None, arch), norm(shifted, w.embedding_norm, None, arch)], axis=-1)
     x = both @ jnp.concatenate([w.from_hidden, w.from_embedding])
@@ -148,7 +151,9 @@ def norm(x, scale, bias, arch):
 
 
 def attention(x, w, segments, positions, arch, masks=None, i=0):
-    """Causal attention inside documents, a head at a time; in Llama 4, inside chunks of documents. x [L, M], layer i."""
+    """Causal attention inside documents, a head at a time; in Llama 4, inside chunks of documents. x [L, M], layer
+    i.
+    """
     length = x.shape[0]
     order = jnp.arange(length)
     visible = (order[None, :] <= order[:, None]) & (segments[None, :] == segments[:, None])
@@ -330,7 +335,9 @@ def z_loss(w, batch, arch):
 
 
 def router_losses(w, batch, arch):
-    """The load-balance loss and the z-loss of the routers, each with its weight. What is behind a row's last target does not count."""
+    """The load-balance loss and the z-loss of the routers, each with its weight. What is behind a row's last target
+    does not count.
+    """
     _, (router, _, chosen), _ = whole(w, batch.tokens, batch.segments, batch.positions, arch)  # [B, layers, L, E] each
     last = (jnp.arange(1, batch.mask.shape[1] + 1) * (batch.mask > 0)).max(-1)
     real = (jnp.arange(batch.mask.shape[1]) < last[:, None])[:, None, :, None]

@@ -59,8 +59,8 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 Preempt
 PartitionName=small Nodes=node1 MaxTime=60 MaxNodes=1 State=UP
 """
 
-# The first process of the namespace. It runs the lines that it reads, each of which answers with a line, until there are
-# no more because the test has ended; the kernel then ends all other processes.
+# The first process of the namespace. It runs the lines that it reads, each of which answers with a line, until there
+# are no more because the test has ended; the kernel then ends all other processes.
 _FIRST = """
 cd $directory
 ip link set lo up; ip link add br0 type bridge; ip addr add 10.77.9.1/24 dev br0; ip link set br0 up
@@ -73,7 +73,7 @@ declare -A power
 plug_in() {
     ip netns del node$1 2> /dev/null; ip link del cable$1 2> /dev/null
     ip netns add node$1
-    ip link add cable$1 type veth peer name eth0 address 02:00:00:00:00:0$1 netns node$1  # as before: others remember it
+    ip link add cable$1 type veth peer name eth0 address 02:00:00:00:00:0$1 netns node$1  # the former address
     ip link set cable$1 master br0 up
     ip -n node$1 link set lo up; ip -n node$1 addr add 10.77.9.1$1/24 dev eth0; ip -n node$1 link set eth0 up
     nsenter --net=/run/netns/node$1 unshare --uts --pid --mount --fork --kill-child --mount-proc bash -c "

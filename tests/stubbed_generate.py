@@ -29,7 +29,8 @@ def generate(arguments, directory, *, script=None, seconds=0.0, chat=False, max_
         mesh=None, compute='f32',
     )  # fmt: skip
     trained = types.SimpleNamespace(
-        run=run, run_dir=directory, kept=directory / 'huggingface', step=7, weights=lambda: None, end_tokens=(tokenizer.end_of_text,), length=256,
+        run=run, run_dir=directory, kept=directory / 'huggingface', step=7, weights=lambda: None,
+        end_tokens=(tokenizer.end_of_text,), length=256,
     )  # fmt: skip
     engine = StubEngine(seconds=seconds, vocab_size=tokenizer.vocab_size)
     engine.script = script

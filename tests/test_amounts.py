@@ -7,7 +7,8 @@ from pretrax import amounts
 
 @pytest.mark.parametrize(
     ('number', 'shown'),
-    [(7.0, '7 B'), (950, '950 B'), (999.7, '1 kB'), (45_123, '45.1 kB'), (1.5e9, '1.5 GB'), (-2e6, '-2 MB'), (3e24, '3e+24 B')],
+    [(7.0, '7 B'), (950, '950 B'), (999.7, '1 kB'), (45_123, '45.1 kB'), (1.5e9, '1.5 GB'), (-2e6, '-2 MB'), (3e24,
+    '3e+24 B')],
 )  # fmt: skip
 def test_sizes_have_three_digits(number, shown):
     assert amounts.size(number) == shown

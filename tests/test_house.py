@@ -16,7 +16,8 @@ REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / 'src' / 'pretrax'
 
 BELOW_RUN = {
-    'amounts', 'errors', 'option', 'jax_compat', 'storage', 'shardlib', 'config', 'machine', 'data', 'checkpoint', 'observe', 'scale', 'model', 'huggingface', 'infer', 'train', 'evaluate',
+    'amounts', 'errors', 'option', 'jax_compat', 'storage', 'shardlib', 'config', 'machine', 'data', 'checkpoint',
+    'observe', 'scale', 'model', 'huggingface', 'infer', 'train', 'evaluate',
 }  # fmt: skip
 # The parts of pretrax that each part may import besides itself. Every part may import the version from pretrax.
 MAY_IMPORT = {
@@ -89,9 +90,11 @@ DATA_MAY_IMPORT = {
 REGISTRY = 'pretrax.config.registry'
 NAMED_MODULE = re.compile(r'(pretrax(?:\.\w+)+)(?::\w+)?')
 
-# What a reader of the spine has to read, as `reading` counts it, and how many other modules that takes. They only go down.
+# What a reader of the spine has to read, as `reading` counts it, and how many other modules that takes. They only go
+# down.
 SPINE_LINES, SPINE_MODULES = 1175, 46
-# The functions from `run/loop.train` on that hold the whole configuration, and how often a reader returns to a module that it left.
+# The functions from `run/loop.train` on that hold the whole configuration, and how often a reader returns to a module
+# that it left.
 STAYS, RETURNS = 15, 4
 SPINE = ('cli/train.py', 'run/loop.py', 'train/step.py', 'model/transformer.py')
 # Modules without a test of their own name, by the test that runs them.
@@ -111,7 +114,8 @@ TESTED_BY = {
     'cli/test_eval.py': 'cli/_harness',
     'evaluate/test_contamination.py': 'cli/data/_lookup cli/data/contamination',
     'run/test_coordinate_check.py': 'cli/mup/check',
-    'cli/test_plot.py': 'cli/_output view/charts/chart view/charts/page view/charts/text view/charts/curves view/charts/picture',
+    'cli/test_plot.py': 'cli/_output view/charts/chart view/charts/page view/charts/text view/charts/curves '
+    'view/charts/picture',
     'cli/test_runs.py': 'view/run_list view/tables',
     'cli/test_prompt_file.py': 'infer/answers',
     'infer/test_sample.py': 'infer/request',
@@ -147,12 +151,14 @@ TESTED_BY = {
     'data/tokens/test_token_tools.py': 'data/tokens/token_copy',
     'deviceless/test_deviceless.py': 'ahead/report run/activations run/memory_changes',
     'doctor/test_devices.py': 'doctor/speed',
-    'doctor/test_diagnosis.py': 'cli/doctor doctor/checks doctor/findings doctor/context doctor/probe doctor/probe_process doctor/barrier',
+    'doctor/test_diagnosis.py': 'cli/doctor doctor/checks doctor/findings doctor/context doctor/probe '
+    'doctor/probe_process doctor/barrier',
     'docs/test_commands.py': (
         'checkpoint/place cli/compile_ cli/export cli/import_ cli/launch/local cli/plan '
         'data/batches/tokenizer_only weights/imported'
     ),
-    'evaluate/test_results.py': 'cli/_evaluated evaluate/language_model evaluate/made_tasks evaluate/task evaluate/text_tasks',
+    'evaluate/test_results.py': 'cli/_evaluated evaluate/language_model evaluate/made_tasks evaluate/task '
+    'evaluate/text_tasks',
     'huggingface/test_mxfp4.py': 'huggingface/quantized',
     'huggingface/test_roundtrip.py': (
         'huggingface/configs huggingface/deepseek huggingface/fields huggingface/files huggingface/harmless '
@@ -173,7 +179,8 @@ TESTED_BY = {
     'launch/test_manifests.py': 'launch/options launch/shipped',
     'launch/test_tpu_vm.py': 'cli/launch/tpu_vm',
     'launch/test_node.py': 'launch/crash launch/signals cli/launch/node',
-    'launch/test_record.py': 'cli/launch/logs cli/launch/status cli/launch/stop launch/engine launch/registry launch/foreground',
+    'launch/test_record.py': 'cli/launch/logs cli/launch/status cli/launch/stop launch/engine launch/registry '
+    'launch/foreground',
     'model/test_attention.py': 'model/softcap model/xla_cpu',
     'model/test_eight_bits.py': 'model/numerics',
     'model/test_families.py': 'model/choices',
@@ -182,7 +189,8 @@ TESTED_BY = {
     'model/test_nnx.py': 'model/nnx_options model/nnx_target',
     'model/test_linear_attention.py': 'model/branches model/recurrent',
     'model/test_mutations.py': (
-        'model/latent_attention model/layers model/mlp model/moe model/rope model/rope_scaling model/routing model/weights'
+        'model/latent_attention model/layers model/mlp model/moe model/rope model/rope_scaling model/routing '
+        'model/weights'
     ),
     'model/test_parity.py': 'model/architecture',
     'model/test_pipeline.py': 'model/pipeline_forward',
@@ -217,8 +225,10 @@ TESTED_BY = {
     'view/compare/test_comparison.py': 'cli/compare view/compare/arms view/compare/page view/compare/text',
     'cli/test_seeds.py': 'view/compare/seeds',
     'cli/test_scaling.py': 'launch/scaling_file view/scaling/points view/scaling/report',
-    'view/test_report.py': 'cli/report view/template view/report/charts view/report/encoding view/report/facts view/report/layers',
-    'view/record/test_run_record.py': 'view/record/attempts view/record/checkpoints view/record/columns view/record/settings view/record/state',
+    'view/test_report.py': 'cli/report view/template view/report/charts view/report/encoding view/report/facts '
+    'view/report/layers',
+    'view/record/test_run_record.py': 'view/record/attempts view/record/checkpoints view/record/columns '
+    'view/record/settings view/record/state',
     'train/test_host_memory.py': 'shardlib/save',
     'train/test_step.py': 'train/evaluate train/state',
     'view/live/test_server.py': 'cli/watch view/live/feed view/live/runs',
@@ -233,8 +243,8 @@ HEAVY = {'jax', 'jaxlib', 'optax', 'orbax', 'zarr', 'tokenizers', 'numpy'}
 def imports(source: str) -> Iterator[tuple[str, str | None]]:
     """The (module, name) pairs that a file imports anywhere, in functions too; name is None for `import module`.
 
-    A string that names a module, to import it later or to run it with `python -m`, counts as an import. Imports for type
-    checkers do not: nothing is imported when the program runs.
+    A string that names a module, to import it later or to run it with `python -m`, counts as an import. Imports for
+    type checkers do not: nothing is imported when the program runs.
     """
 
     def visit(node: ast.AST) -> Iterator[tuple[str, str | None]]:
@@ -307,7 +317,9 @@ def test_a_wrong_import_is_seen(module, source):
 
 def test_a_run_without_a_teacher_does_not_meet_one():
     """The registry names the room of the teacher; the spine does not mention one, whatever it is called."""
-    program = 'import sys\nimport pretrax.run.loop\nprint(*(name for name in sys.modules if name.startswith(("pretrax.distill", "pretrax.weights"))))'
+    rooms = '("pretrax.distill", "pretrax.weights")'
+    program = 'import sys\nimport pretrax.run.loop\n'
+    program += f'print(*(name for name in sys.modules if name.startswith({rooms})))'
     done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
     for name in SPINE:
@@ -332,7 +344,8 @@ def test_the_flow_follows_parameters_attributes_methods_and_callbacks(tmp_path):
     )
     (tmp_path / 'house' / 'loop.py').write_text(
         'from house.config import Config\nfrom house.rooms import narrow, prepare\n'
-        'def train(config: Config):\n    run = prepare(config)\n    again(config, run.steps)\n    narrow(config.steps)\n'
+        'def train(config: Config):\n    run = prepare(config)\n    again(config, run.steps)\n'
+        '    narrow(config.steps)\n'
         'def again(whole: Config, call):\n    call()\n'
     )
     flow = follow(('house.loop', 'train'), Sources(tmp_path, 'house'), ('house.config', 'Config'))

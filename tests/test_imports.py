@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-# Imports all modules twice. The first time may load libraries, which have effects of their own; the second time has only
-# the effects of pretrax's modules. What would look the same after a second time is reset before it.
+# Imports all modules twice. The first time may load libraries, which have effects of their own; the second time has
+# only the effects of pretrax's modules. What would look the same after a second time is reset before it.
 _PROGRAM = """
 import importlib, locale, logging, os, pkgutil, signal, sys, threading, warnings
 
@@ -38,7 +38,8 @@ def state():
 
 import_all()
 warnings.resetwarnings()
-sys.excepthook, sys.unraisablehook, threading.excepthook = sys.__excepthook__, sys.__unraisablehook__, threading.__excepthook__
+sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
+threading.excepthook = threading.__excepthook__
 os.environ.clear()
 os.environ.update(environment)
 before = state()

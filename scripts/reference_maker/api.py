@@ -33,7 +33,8 @@ class Part(NamedTuple):
 PARTS = [
     Part(
         'pretrax',
-        'Train from Python: the [tutorial](../tutorial.md#as-a-library) shows it. JAX is imported when a name that needs it '
+        'Train from Python: the [tutorial](../tutorial.md#as-a-library) shows it. JAX is imported when a name that '
+        'needs it '
         'is first used.',
         {'pretrax': ()},
     ),
@@ -91,8 +92,10 @@ PARTS = [
     ),
     Part(
         'pretrax.shardlib',
-        '[shardlib](../shardlib.md) introduces the notation. shardlib can be used without pretrax. The types of arrays are '
-        '`f32`, `bf16`, `f16`, `f8`, `f8_e5m2`, `i32`, `u32`, `i8`, `u8`, `bool_`, `key` (of `jax.random`) and `num` (any dtype); '
+        '[shardlib](../shardlib.md) introduces the notation. shardlib can be used without pretrax. The types of '
+        'arrays are '
+        '`f32`, `bf16`, `f16`, `f8`, `f8_e5m2`, `i32`, `u32`, `i8`, `u8`, `bool_`, `key` (of `jax.random`) and `num` '
+        '(any dtype); '
         "`Array['layers', Layer]` is every array of `Layer` with one more leading dimension.",
         {'pretrax.shardlib': ()},
     ),
@@ -102,8 +105,9 @@ DTYPES = ('Array', 'bf16', 'bool_', 'f8', 'f8_e5m2', 'f16', 'f32', 'i8', 'i32', 
 INTRODUCTION = """\
 # Python interface
 
-Signatures as they are in the source. A type such as `f32['B/d L M']` names the dtype, the dimensions, and after each dimension
-the mesh axes that shard it: see [shardlib](../shardlib.md). What is not on this page may change without notice.
+Signatures as they are in the source. A type such as `f32['B/d L M']` names the dtype, the dimensions, and after each
+dimension the mesh axes that shard it: see [shardlib](../shardlib.md). What is not on this page may change without
+notice.
 """
 
 

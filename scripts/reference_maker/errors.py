@@ -53,9 +53,10 @@ AREAS = {
 INTRODUCTION = """\
 # Errors
 
-Messages of pretrax for mistakes that a user can fix, by area. Search this page for a part of the message that has no name, number
-or path of yours: capital letters such as `PATH` stand for those, and `…` for what depends on the case. A message has the advice
-in its later lines; *what to do* repeats it. The [exit code](verbs.md#exit-codes) is 2, unless a service did not answer.
+Messages of pretrax for mistakes that a user can fix, by area. Search this page for a part of the message that has no
+name, number or path of yours: capital letters such as `PATH` stand for those, and `…` for what depends on the case. A
+message has the advice in its later lines; *what to do* repeats it. The [exit code](verbs.md#exit-codes) is 2, unless a
+service did not answer.
 
 A message that begins with a key of the configuration, such as `batch.tokens is ...`, is listed without the key.
 

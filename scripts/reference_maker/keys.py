@@ -89,8 +89,8 @@ INTRODUCTION = """\
 # Keys
 
 Every key of a configuration file. Those without a component are defined in `src/pretrax/config/schema.py`.
-[Configuration](../configuration.md) explains how files are read. `pretrax config schema` prints the same for an editor, and
-with `--plugin FILE` also the options of your own components.
+[Configuration](../configuration.md) explains how files are read. `pretrax config schema` prints the same for an editor,
+and with `--plugin FILE` also the options of your own components.
 
 The column *change* says what another value does to a run that has a checkpoint:
 
@@ -99,8 +99,8 @@ The column *change* says what another value does to a run that has a checkpoint:
   another `name`, or resume with `--allow-changes`. *step*: the compiled step depends on the value. *input*: the batches
   or the initial weights do.
 
-`NAME[].KEY` is a key of each item of the list `NAME`. *or null* means that the value may be left empty; what `null` means is
-in the description.
+`NAME[].KEY` is a key of each item of the list `NAME`. *or null* means that the value may be left empty; what `null`
+means is in the description.
 """
 
 

@@ -28,16 +28,17 @@ INTRODUCTION = """\
 
 ## metrics.jsonl
 
-Every key that pretrax writes to `metrics.jsonl`, and sends to trackers. A key that ends in `/NAME` stands for all keys with
-this beginning. A model or a plugin may add keys of its own. A value that is not a finite number is null, and `nonfinite` names
-it. [Metrics](../metrics.md) explains the file, MFU and memory.
+Every key that pretrax writes to `metrics.jsonl`, and sends to trackers. A key that ends in `/NAME` stands for all keys
+with this beginning. A model or a plugin may add keys of its own. A value that is not a finite number is null, and
+`nonfinite` names it. [Metrics](../metrics.md) explains the file, MFU and memory.
 
 """
 LAYERS = """
 ## layer_statistics.jsonl
 
-`log.layers=N` writes these to `layer_statistics.jsonl`, in lines with their `step`. [Metrics](../metrics.md#layer-statistics) explains how they are
-measured. With the name of a weight, such as `gradient_norm/q`, a statistic is of that weight alone.
+`log.layers=N` writes these to `layer_statistics.jsonl`, in lines with their `step`.
+[Metrics](../metrics.md#layer-statistics) explains how they are measured. With the name of a weight, such as
+`gradient_norm/q`, a statistic is of that weight alone.
 
 """
 

@@ -1,4 +1,6 @@
-"""Pictures of the mesh: all six axes, and what each of them shards and sends. Types and collectives are those of the source."""
+"""Pictures of the mesh: all six axes, and what each of them shards and sends. Types and collectives are those of the
+source.
+"""
 
 import ast
 import re
@@ -36,12 +38,14 @@ HELD = (
 )
 # What the types do not say: when a collective runs.
 NOTES = {
-    'r': 'Nothing moves in the forward pass. The sum runs layer by layer in the backward pass, or at the end of the step.',
+    'r': 'Nothing moves in the forward pass. The sum runs layer by layer in the backward pass, or at the end of the '
+    'step.',
     'd': 'A matrix is gathered before its product and not kept: the backward pass gathers it again.',
     'e': 'Tokens travel to the devices of their experts, and the results travel back.',
     'c': 'Attention alone needs other tokens: model.attention.context chooses all_to_all or ring (ppermute).',
     't': 'Each block gathers its tokens, and scatters the sum of its results.',
-    'p': 'In each tick, every stage sends its result to the next one, and in the backward pass a gradient to the one before.',
+    'p': 'In each tick, every stage sends its result to the next one, and in the backward pass a gradient to the one '
+    'before.',
 }
 TRANSPOSES = {
     'all_gather': 'psum_scatter',

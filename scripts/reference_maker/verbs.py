@@ -16,8 +16,8 @@ INTRODUCTION = """\
 # Commands
 
 `pretrax VERB --help` prints what this page says of a verb. Arguments of the form `KEY=VALUE` change the
-[configuration](../configuration.md); [Keys](keys.md) lists the keys. Options of the form `--flag` belong to the verb. In the
-repository, write `uv run` before `pretrax`.
+[configuration](../configuration.md); [Keys](keys.md) lists the keys. Options of the form `--flag` belong to the verb.
+In the repository, write `uv run` before `pretrax`.
 
 `pretrax --version` prints the version. `pretrax --install-completion` lets your shell complete verbs and options.
 
@@ -30,11 +30,14 @@ repository, write `uv run` before `pretrax`.
 VALUES = {'int': 'INTEGER', 'float': 'NUMBER', 'str': 'TEXT', 'list[str]': 'TEXT', 'path': 'PATH'}
 CODES = {
     errors.DONE: 'done, or stopped as asked: by Ctrl-C or SIGTERM, after the state was saved',
-    1: 'an exception, with its traceback: a bug. Verbs that compare or check exit with 1 if the result is bad, as their '
+    1: 'an exception, with its traceback: a bug. Verbs that compare or check exit with 1 if the result is bad, as '
+    'their '
     'description says',
-    errors.MISTAKE: 'a mistake in the command, a file or the configuration; the message has at most ten lines and names the '
+    errors.MISTAKE: 'a mistake in the command, a file or the configuration; the message has at most ten lines and '
+    'names the '
     'fix. The same command would fail again',
-    errors.TRY_AGAIN: 'start the same command again to continue: a time limit, a hang, a lost process, or a bucket that did '
+    errors.TRY_AGAIN: 'start the same command again to continue: a time limit, a hang, a lost process, or a bucket '
+    'that did '
     'not answer',
     130: 'Ctrl-C before there was something to save',
 }

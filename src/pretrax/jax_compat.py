@@ -1,4 +1,5 @@
-"""Private names of JAX that pretrax needs, each with the JAX version that it was checked with and what would replace it.
+"""Private names of JAX that pretrax needs, each with the JAX version that it was checked with and what would replace
+it.
 
 No other file imports `jax._src` (tests/test_house.py). When JAX is upgraded, this is the file to read.
 """
@@ -54,17 +55,22 @@ def coordination_client() -> Any:
 
 
 def parse_xla_flags() -> None:
-    """Makes XLA read XLA_FLAGS. It ends the process if it does not know one. JAX 0.12; a public function that checks them."""
+    """Makes XLA read XLA_FLAGS. It ends the process if it does not know one. JAX 0.12; a public function that checks
+    them.
+    """
     xla_client.CompileOptions()
 
 
 def has_started() -> bool:
-    """Whether this process has used devices, so that it can join no others. JAX 0.12; a public function that starts nothing."""
+    """Whether this process has used devices, so that it can join no others. JAX 0.12; a public function that starts
+    nothing.
+    """
     return xla_bridge.backends_are_initialized()
 
 
 def detected_identity() -> tuple[int, int, str, int | None] | None:
-    """(number of processes, index of this one, address of the first, its index on this host) under Slurm or on TPUs; None: it is the only one.
+    """(number of processes, index of this one, address of the first, its index on this host) under Slurm or on TPUs;
+    None: it is the only one.
 
     JAX's own detection also asks the server of any Kubernetes cluster, often without permission, and looks for the
     address of a single process for minutes. JAX 0.12; a public function that detects without connecting.
@@ -85,8 +91,8 @@ def detected_identity() -> tuple[int, int, str, int | None] | None:
 def cache_programs_in_every_cpu_process() -> None:
     """Makes every process of a CPU run write the compilation cache, not only the first one.
 
-    JAX assumes that all processes have the same cache keys. On CPUs a key contains the number of the process, so the others
-    would compile at every start. JAX 0.12; a setting of the compilation cache.
+    JAX assumes that all processes have the same cache keys. On CPUs a key contains the number of the process, so the
+    others would compile at every start. JAX 0.12; a setting of the compilation cache.
     """
     write = compiler._cache_write
     if write.__module__ == __name__:
@@ -105,7 +111,9 @@ def cache_programs_in_every_cpu_process() -> None:
 
 
 def cudnn_attention() -> ModuleType:
-    """NVIDIA's fused attention with offsets of packed documents. JAX 0.12; offsets in `jax.nn.dot_product_attention`."""
+    """NVIDIA's fused attention with offsets of packed documents. JAX 0.12; offsets in
+    `jax.nn.dot_product_attention`.
+    """
     from jax._src.cudnn import fused_attention_stablehlo
 
     return fused_attention_stablehlo
@@ -127,7 +135,8 @@ def assume_cudnn(capability: str) -> None:
 
 @contextlib.contextmanager
 def pallas_results_vary_like(kind: Any) -> Iterator[None]:
-    """Pallas calls inside the block have results that vary over the mesh like `kind`, unless they declare it themselves.
+    """Pallas calls inside the block have results that vary over the mesh like `kind`, unless they declare it
+    themselves.
 
     JAX's own TPU kernels do not declare it (`manual_axis_type` of their results), and nothing public declares it from
     outside. JAX 0.12; kernels that declare it.

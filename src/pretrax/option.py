@@ -17,8 +17,8 @@ def option(help_text: str, *names: str, default: Any = None, **more: Any) -> Any
 
     Args:
         help_text: what `--help` says.
-        names: of the option, such as '-N'. Without one that begins with two dashes, the name of the field is one. One that
-            is false unless it is given then has no opposite.
+        names: of the option, such as '-N'. Without one that begins with two dashes, the name of the field is one. One
+            that is false unless it is given then has no opposite.
         default: value of the field if the option is not given; `REQUIRED`: it has to be given.
         more: other arguments of `typer.Option`.
     """

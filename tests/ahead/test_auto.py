@@ -1,4 +1,6 @@
-"""`auto` becomes a number with a reason: planned for a mesh, measured for a micro-batch, and the same when a run goes on."""
+"""`auto` becomes a number with a reason: planned for a mesh, measured for a micro-batch, and the same when a run goes
+on.
+"""
 
 import json
 
@@ -14,13 +16,15 @@ from pretrax.run import micro_batch as measure
 from pretrax.scale.topology import parse_topology
 
 TINY = {
-    'name': 'auto', 'steps': 3, 'model': {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 4}, 'feed_forward': {'d_ff': 32}},
+    'name': 'auto', 'steps': 3, 'model': {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 4},
+    'feed_forward': {'d_ff': 32}},
     'data': {'name': 'synthetic', 'vocab_size': 64}, 'batch': {'tokens': 16 * 8, 'sequence_length': 8, 'micro': 'auto'},
     'optimizer': {'name': 'adamw', 'learning_rate': 1e-3}, 'mesh': {'r': 1, 'd': 2, 't': 4},
 }  # fmt: skip
 QUICK = TINY | {'mesh': {'r': 8}}  # two sizes, and nothing to gather
 LARGE = TINY | {
-    'model': {'family': 'llama', 'n_layers': 24, 'd_model': 2048, 'attention': {'n_heads': 16, 'n_kv_heads': 8}, 'feed_forward': {'d_ff': 5632}},
+    'model': {'family': 'llama', 'n_layers': 24, 'd_model': 2048, 'attention': {'n_heads': 16, 'n_kv_heads': 8},
+    'feed_forward': {'d_ff': 5632}},
     'batch': {'tokens': 64 * 2048, 'sequence_length': 2048, 'micro': 'auto'}, 'mesh': 'auto',
 }  # fmt: skip
 

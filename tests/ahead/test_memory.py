@@ -1,4 +1,6 @@
-"""The predicted memory is within a tenth of what compilers allocate, for every row that was compiled but those named here."""
+"""The predicted memory is within a tenth of what compilers allocate, for every row that was compiled but those named
+here.
+"""
 
 import json
 import math
@@ -13,10 +15,11 @@ from pretrax.scale.topology import parse_topology
 WITHIN = 0.1
 EXPOSED_WITHIN = 0.02  # of the step, of rows of the scaling tables
 WAITS = {'64b 1x v5p-128': 0.06, '64b 2x v5p-128': 0.21}  # these take 96 % of the memory: XLA hides little or nothing
-# Between slices of v5e, XLA keeps a second copy of the gradients for their sum over r; this model has the largest shards.
+# Between slices of v5e, XLA keeps a second copy of the gradients for their sum over r; this model has the largest
+# shards.
 BEYOND_OF_SCALE = {f'128b {slices}x v5e-256': -0.11 for slices in (2, 4, 8, 16, 32)}
-# With a vocabulary of 128,256 the head is a sixth of the step: when its weights' gradient is made, and how well what is of
-# its size lies in memory, the compiler for TPUs decides step by step (benchmarks/lab-notes.md).
+# With a vocabulary of 128,256 the head is a sixth of the step: when its weights' gradient is made, and how well what is
+# of its size lies in memory, the compiler for TPUs decides step by step (benchmarks/lab-notes.md).
 BEYOND = {'8B, d, none saved': -0.12, '8B, d t, none saved': 0.18}
 
 
@@ -31,7 +34,8 @@ def test_the_prediction_is_within_a_tenth_of_every_compiled_step():
         )
         error = memory.total / found[name]['total'] - 1
         lines.append(
-            f'{topology:<8} {name:<26} {found[name]["total"] / 1e9:8.2f} GB compiled, {memory.total / 1e9:8.2f} predicted, '
+            f'{topology:<8} {name:<26} {found[name]["total"] / 1e9:8.2f} GB compiled, {memory.total / 1e9:8.2f} '
+            'predicted, '
             f'{error:+6.1%}'
         )
         low, high = min(-WITHIN, BEYOND.get(name, 0)), max(WITHIN, BEYOND.get(name, 0))

@@ -127,10 +127,13 @@ def test_wrong_requests_are_user_errors(arguments, said, capsys):
 
 @pytest.mark.parametrize('name', ['adamw', 'muon', 'soap', 'schedule_free'])
 def test_the_memory_of_the_optimizer_is_that_of_its_state(name):
-    """Weights, and the state that a run makes on one device; SOAP has more for a wide feed-forward than for a square matrix."""
+    """Weights, and the state that a run makes on one device; SOAP has more for a wide feed-forward than for a square
+    matrix.
+    """
     model = {'family': 'llama', 'n_layers': 2, 'd_model': 32, 'attention': {'n_heads': 4}, 'feed_forward': {'d_ff': 96}}
     changes = {
-        'model': model, 'data': {'name': 'synthetic', 'vocab_size': 256}, 'batch': {'tokens': 64, 'sequence_length': 32},
+        'model': model, 'data': {'name': 'synthetic', 'vocab_size': 256}, 'batch': {'tokens': 64,
+        'sequence_length': 32},
         'optimizer': {'name': name, 'learning_rate': 1e-3}, 'schedule': {'name': 'constant'}, 'mesh': {'d': 1},
     }  # fmt: skip
     config = from_values(VALUES | changes)

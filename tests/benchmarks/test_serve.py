@@ -1,4 +1,6 @@
-"""The sides of benchmarks/serve.py that need no PyTorch. The benchmark itself checks that both write the same tokens."""
+"""The sides of benchmarks/serve.py that need no PyTorch. The benchmark itself checks that both write the same
+tokens.
+"""
 
 import subprocess
 import sys

@@ -17,7 +17,8 @@ directory, address, index, n = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]),
 jax.distributed.initialize(address, 2, index)
 mesh = jax.make_mesh((2,), ('d',))
 sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('d'))
-state = {'weights': {'table': jax.make_array_from_callback((64, 8), sharding, lambda index: jax.numpy.ones((64, 8))[index])}}
+table = jax.make_array_from_callback((64, 8), sharding, lambda index: jax.numpy.ones((64, 8))[index])
+state = {'weights': {'table': table}}
 with Checkpoints(directory, 2) as checkpoints:
     checkpoints.continue_from(0)
     for step in range(1, n + 1):

@@ -428,8 +428,9 @@ run = BucketPath(sys.argv[1])
 state = jax.tree.map(lambda x: x + 7, state_on(mesh_of(2, 2, 2), steps=0))
 print(os.getpid(), flush=True)
 sys.stdin.readline()
-with Lease(run / 'lock', 1.0).held() as lease, Checkpoints(run / 'checkpoints', 1, confirm=lease.confirm) as checkpoints:
-    checkpoints.save(10, state, DESCRIPTION)
+with Lease(run / 'lock', 1.0).held() as lease:
+    with Checkpoints(run / 'checkpoints', 1, confirm=lease.confirm) as checkpoints:
+        checkpoints.save(10, state, DESCRIPTION)
 """
 
 

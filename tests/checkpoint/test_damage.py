@@ -74,7 +74,9 @@ def delete(path):
 @pytest.mark.skipif(os.geteuid() != 0, reason='needs root to become somebody else')
 @pytest.mark.parametrize('which', [min, max])
 def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(which, whole):
-    """Its manifest, or the largest of its files. An earlier one would be restored instead, and this one be removed later."""
+    """Its manifest, or the largest of its files. An earlier one would be restored instead, and this one be removed
+    later.
+    """
     place = Path(tempfile.mkdtemp())
     directory = Path(shutil.copytree(whole, place / 'checkpoints'))
     place.chmod(0o755)
@@ -287,8 +289,10 @@ def test_a_forged_manifest_is_damage_before_anything_is_computed_from_it(directo
 @pytest.mark.parametrize(
     'metadata',
     [
-        {'chunks': [0, 0]}, {'chunks': [1, 1]}, {'chunks': [2**62, 2**62]}, {'chunks': None}, {'shape': [2**40, 104]}, {'shape': [104]},
-        {'dtype': 'no dtype'}, {'dtype': '|O'}, {'dtype': None}, {'order': 'F'}, {'compressor': {'id': 'zstd'}}, {'dimension_separator': '../'},
+        {'chunks': [0, 0]}, {'chunks': [1, 1]}, {'chunks': [2**62, 2**62]}, {'chunks': None}, {'shape': [2**40, 104]},
+        {'shape': [104]},
+        {'dtype': 'no dtype'}, {'dtype': '|O'}, {'dtype': None}, {'order': 'F'}, {'compressor': {'id': 'zstd'}},
+        {'dimension_separator': '../'},
     ],
 )  # fmt: skip
 def test_forged_metadata_of_an_array_is_damage(directory, metadata):

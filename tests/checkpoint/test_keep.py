@@ -1,8 +1,8 @@
 """Whatever happens, and wherever the process is killed, a good checkpoint exists once one existed.
 
-A model checker: every sequence of saves, rollbacks, damage and restarts up to a bound, with a kill before every change of
-a file or an object. It runs the product's own `Checkpoints`, `Directory`, `Bucket` and `restore_newest` on real directories
-and on a bucket in memory. The state is replaced by one small file per checkpoint.
+A model checker: every sequence of saves, rollbacks, damage and restarts up to a bound, with a kill before every change
+of a file or an object. It runs the product's own `Checkpoints`, `Directory`, `Bucket` and `restore_newest` on real
+directories and on a bucket in memory. The state is replaced by one small file per checkpoint.
 """
 
 import concurrent.futures
@@ -476,7 +476,9 @@ class TakenOverError(Exception):
 
 
 class Writers:
-    """Two processes of one run. The first is stopped before one of its requests, and goes on when the second has saved."""
+    """Two processes of one run. The first is stopped before one of its requests, and goes on when the second has
+    saved.
+    """
 
     def __init__(self, place):
         self.place, self.holder = place, 'first'
@@ -490,7 +492,9 @@ class Writers:
         return Checkpoints(self.place.path, 2, confirm=confirm)
 
     def run(self, how, stop):
-        """Returns how many requests the first process made, and the files of the second when it had saved and at the end."""
+        """Returns how many requests the first process made, and the files of the second when it had saved and at the
+        end.
+        """
         self.holder = 'first'
         with self.open('first') as checkpoints:
             for step in (1, 2):

@@ -113,7 +113,8 @@ def test_a_run_starts_from_weights_in_a_bucket(place, disk, tmp_path):
     'checkpoint verify {}/run', 'checkpoint diff {}/a {}/b', 'checkpoint average {}/run --out x',
     'checkpoint export-weights {}/run x', 'plot {}/run', 'config show {}/x.yaml', 'train {}/x.yaml',
     'train quickstart run_dir={}/run', 'train quickstart init_from={}/run', 'import {}/hf', 'bench {}/x.yaml',
-    'init {}/mine', 'train quickstart --compiled {}/step', 'compile quickstart --save {}/step', 'launch local quickstart -n 2 run_dir={}/run',
+    'init {}/mine', 'train quickstart --compiled {}/step', 'compile quickstart --save {}/step',
+    'launch local quickstart -n 2 run_dir={}/run',
 ])  # fmt: skip
 def test_other_schemes_are_refused(command, scheme, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,6 @@
-"""`pretrax data tokenize` and `pretrax data train-tokenizer`: from a configuration or text to files, and what comes next."""
+"""`pretrax data tokenize` and `pretrax data train-tokenizer`: from a configuration or text to files, and what comes
+next.
+"""
 
 import json
 import shlex

@@ -16,7 +16,8 @@ SENTENCE = list(b'the cat sat on the mat ')
 
 def test_flags_reach_the_engine(tmp_path):
     flags = (
-        '--prompt a --prompt bc --tokens 9 --temperature 0.5 --top-k 5 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.5 '
+        '--prompt a --prompt bc --tokens 9 --temperature 0.5 --top-k 5 --top-p 0.9 --min-p 0.1 --repetition-penalty '
+        '1.5 '
         '--presence-penalty -1 --frequency-penalty 0.25 --seed 7 --n 2 --slots 3'
     )
     engine = generate(flags.split(), tmp_path)

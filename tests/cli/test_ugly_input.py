@@ -1,4 +1,6 @@
-"""Input that no program expects: each ends with a short message and exit code 2, without a traceback and without waiting."""
+"""Input that no program expects: each ends with a short message and exit code 2, without a traceback and without
+waiting.
+"""
 
 import io
 import json
@@ -28,12 +30,14 @@ FILES = {
 }
 COMMANDS = [
     *(f'config show {name}' for name in FILES if name != 'good.yaml'),
-    *(f'train {path}' for path in (LONG, DEEP, 'loop', '.', '/dev/zero', '/proc/self/mem', 'no\udcff.yaml', 'closed.yaml')),
+    *(f'train {path}' for path in (LONG, DEEP, 'loop', '.', '/dev/zero', '/proc/self/mem', 'no\udcff.yaml',
+    'closed.yaml')),
     *(f'plot {path}' for path in (LONG, DEEP, 'loop', '.', '/dev/zero', '/dev/null', '/proc/self/mem', 'binary')),
     'plot run --key a\nb',
     'plot run --out /proc/x/y.svg',
     *(f'config schema --plugin {path}' for path in (f'{LONG}.py', f'{DEEP}.py', 'loop/x.py', './')),
-    *(f'checkpoint {verb} {path}' for verb in ('list', 'inspect', 'verify') for path in (LONG, DEEP, 'loop', '/dev/zero')),
+    *(f'checkpoint {verb} {path}' for verb in ('list', 'inspect', 'verify') for path in (LONG, DEEP, 'loop',
+    '/dev/zero')),
     *(f'init {name}' for name in (LONG, DEEP, '..', 'a\udcff')),
     *(f'train good.yaml --compiled {path}' for path in (LONG, '/dev/zero', 'fifo', '.', 'binary')),
     'init closed/x',

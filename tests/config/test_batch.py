@@ -56,12 +56,15 @@ def test_micro_batches_divide_the_sequences_and_stages_divide_their_number() -> 
 @pytest.mark.parametrize(
     ('batch', 'mesh', 'message'),
     [
-        (batch_of(12), mesh_of(d=5), r'r=1 x d=5 = 5 devices\nuse batch.tokens=160 or batch.tokens=240, .* r x d divides 12'),
+        (batch_of(12), mesh_of(d=5),
+        r'r=1 x d=5 = 5 devices\nuse batch.tokens=160 or batch.tokens=240, .* r x d divides 12'),
         (batch_of(2), mesh_of(d=4), r'= 4 devices\nuse batch.tokens=64, or a mesh'),
-        (batch_of(4), mesh_of(c=3), r'sequence_length = 16 is not divisible by mesh.c = 3\nuse batch.sequence_length=15'),
+        (batch_of(4), mesh_of(c=3),
+        r'sequence_length = 16 is not divisible by mesh.c = 3\nuse batch.sequence_length=15'),
         (batch_of(4, micro=3), mesh_of(), r'batch.micro = 3 does not divide the 4 .*\nuse batch.micro=4'),
         (batch_of(4, micro=4), mesh_of(p=2), r'makes 1 micro-batches per device, .*\nuse batch.micro=2'),
-        (batch_of(6), mesh_of(d=2, p=2), r'3 sequences per device do not fill .*\nuse batch.tokens=128 for 8 sequences'),
+        (batch_of(6), mesh_of(d=2, p=2),
+        r'3 sequences per device do not fill .*\nuse batch.tokens=128 for 8 sequences'),
     ],
 )  # fmt: skip
 def test_a_batch_that_does_not_divide_is_refused_with_sizes_that_do(

@@ -23,10 +23,12 @@ def test_references_resolve_as_omegaconf_resolves_them(monkeypatch):
     monkeypatch.delenv('PRETRAX_B', raising=False)
     values = {
         'n': 3, 'none': None, 'flag': True, 'list': [1, {'x': 'deep'}], 'section': {'a': 'b', 'c': '${n}'},
-        'whole': '${n}', 'text': '${n} and ${flag}', 'copy': '${section}', 'item': '${list[1].x}', 'through': '${copy.c}',
+        'whole': '${n}', 'text': '${n} and ${flag}', 'copy': '${section}', 'item': '${list[1].x}',
+        'through': '${copy.c}',
         'env': '${oc.env:PRETRAX_A}', 'unset': '${oc.env:PRETRAX_B,other}', 'quoted': "${oc.env:PRETRAX_B, 'o t'}",
         'null': '${oc.env:PRETRAX_B,null}', 'nested': '${oc.env:PRETRAX_B,${n}}', 'dotted': '${list.0}',
-        'relative': {'x': 1, 'y': '${.x}', 'z': '${..n}'}, 'escaped': r'\${n}', 'slashes': r'a\\${n}', 'three': r'\\\${n}',
+        'relative': {'x': 1, 'y': '${.x}', 'z': '${..n}'}, 'escaped': r'\${n}', 'slashes': r'a\\${n}',
+        'three': r'\\\${n}',
         'plain': r'back\slash $n {n} $', 'both': r'\${n} is ${n}',
     }  # fmt: skip
     assert resolve(values)[0] == OmegaConf.to_container(OmegaConf.create(values), resolve=True)

@@ -184,8 +184,10 @@ def test_a_secret_that_is_refused_is_not_shown(base: Path, monkeypatch: pytest.M
     ],
 )
 @pytest.mark.parametrize('key', [
-    'steps', 'name', 'optimizer.name', 'model.preset', 'model.d_model', 'mesh.d', 'batch.tokens', 'batch', 'sample.prompts.x', 'plugins', 'init_from',
-    'data.name', 'precision.compute', 'log.notify.url', 'log.notify.command', 'storage.endpoint', 'optimizer.learning_rate', 'schedule.name',
+    'steps', 'name', 'optimizer.name', 'model.preset', 'model.d_model', 'mesh.d', 'batch.tokens', 'batch',
+    'sample.prompts.x', 'plugins', 'init_from',
+    'data.name', 'precision.compute', 'log.notify.url', 'log.notify.command', 'storage.endpoint',
+    'optimizer.learning_rate', 'schedule.name',
 ])  # fmt: skip
 def test_a_refused_value_from_the_environment_is_its_reference_in_the_error(
     base: Path, monkeypatch: pytest.MonkeyPatch, key: str, secret: str

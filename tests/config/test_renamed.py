@@ -70,7 +70,8 @@ def test_a_former_name_below_a_file_of_today_is_not_lost(tmp_path):
         ({'attention': {'norm_eps': 1e-6}}, r'model.attention.norm_eps is not .*\n +did you mean model.norm.eps\?'),
         ({'attention': {'d_model': 8}}, r'model.attention.d_model is not .*\n +did you mean model.d_model\?'),
         ({'experts': {'router': {'zloss': 1}}}, r'model.experts.router.zloss is not .*\n +did you mean z_loss\?'),
-        ({'attention': {'window': -3}}, r'model.attention.window is -3; expected at least 0\n +window: tokens that a token sees'),
+        ({'attention': {'window': -3}},
+        r'model.attention.window is -3; expected at least 0\n +window: tokens that a token sees'),
         ({'rope': 3}, r'model.rope is 3; expected a mapping of keys to values'),
         ({'norm': {'kind': 'x'}}, r"model.norm.kind is 'x'; expected 'rmsnorm' or 'layernorm'"),
     ],
@@ -94,7 +95,8 @@ def test_another_model_may_have_options_of_these_names():
     [
         ('grid: {model.n_heads: [2, 4]}\nsteps: 2\n', lambda path: read_sweep(path, path.parent)),
         ('parameters: {model.n_heads: [2, 4]}\ntrials: 2\n', read_search),
-        ('sizes: [{model.n_heads: 2}]\nbudgets: [1.0e+12]\n', lambda path: size_config(path, read_scaling(path), 0, {})),
+        ('sizes: [{model.n_heads: 2}]\nbudgets: [1.0e+12]\n', lambda path: size_config(path, read_scaling(path), 0,
+        {})),
     ],
 )  # fmt: skip
 def test_files_of_several_runs_are_named(tmp_path, text, read):

@@ -105,7 +105,8 @@ steps: 3
         (BLOCK, BLOCK_TODAY),
         (
             'model: {n_heads: 2, d_model: 8, d_ff: 3, n_kv_heads: 1, router_z_loss: 0.1}\n',
-            'model: {attention: {n_heads: 2, n_kv_heads: 1}, d_model: 8, feed_forward: {d_ff: 3}, experts: {router: {z_loss: 0.1}}}\n',
+            'model: {attention: {n_heads: 2, n_kv_heads: 1}, d_model: 8, feed_forward: {d_ff: 3}, experts: {router: '
+            '{z_loss: 0.1}}}\n',
         ),
         (  # lines and comments in braces
             'model: {\n  n_heads: 2,  # heads\n  d_model: 8,\n  window: 3  # seen\n}\n',
@@ -123,11 +124,14 @@ steps: 3
             'steps: 3\nmodel: {attention: {n_heads: 2}}\nseed: "${model.attention.n_heads}"\n',
         ),
         (
-            'base: x.yaml\nchange: {model.n_layers: 2, model.d_ff: 8}\ngrid:\n  model.attention: [auto, cudnn]  # kernels\n',
-            'base: x.yaml\nchange: {model.n_layers: 2, model.feed_forward.d_ff: 8}\ngrid:\n  model.attention.kernel: [auto, cudnn]  # kernels\n',
+            'base: x.yaml\nchange: {model.n_layers: 2, model.d_ff: 8}\ngrid:\n'
+            '  model.attention: [auto, cudnn]  # kernels\n',
+            'base: x.yaml\nchange: {model.n_layers: 2, model.feed_forward.d_ff: 8}\ngrid:\n'
+            '  model.attention.kernel: [auto, cudnn]  # kernels\n',
         ),
         (
-            "base: x.yaml\nrows: [{model: {n_heads: 2}}, {'model.window': 3}]\nparameters: {model.init_std: {low: 1, high: 2}}\n",
+            "base: x.yaml\nrows: [{model: {n_heads: 2}}, {'model.window': 3}]\n"
+            "parameters: {model.init_std: {low: 1, high: 2}}\n",
             "base: x.yaml\nrows: [{model: {attention: {n_heads: 2}}}, {'model.attention.window': 3}]\n"
             'parameters: {model.init.std: {low: 1, high: 2}}\n',
         ),
@@ -143,7 +147,8 @@ def test_layouts(before: str, after: str) -> None:
 
 
 def test_a_line_that_becomes_too_long_is_broken() -> None:
-    keys = 'family: llama, n_layers: 2, d_model: 64, n_heads: 2, n_kv_heads: 1, d_ff: 192, init: xavier, mup: {base_width: 64}'
+    keys = 'family: llama, n_layers: 2, d_model: 64, n_heads: 2, n_kv_heads: 1, d_ff: 192, init: xavier, '
+    keys += 'mup: {base_width: 64}'
     text = upgraded(f'model: {{{keys}}}\n')
     assert max(map(len, text.splitlines())) <= 120
     assert text.count('\n') == 2

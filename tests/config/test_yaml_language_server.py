@@ -1,4 +1,5 @@
-"""An editor completes, describes and checks configurations: the language server of VS Code's YAML extension, with our schema.
+"""An editor completes, describes and checks configurations: the language server of VS Code's YAML extension, with our
+schema.
 
 It is installed with `npm install --global yaml-language-server`.
 """

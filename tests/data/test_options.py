@@ -113,7 +113,8 @@ def test_inconsistent_mixtures_are_refused(given, expected):
 def test_keys_next_to_a_mixture_are_defaults_for_its_sources():
     given = {
         'tokenizer': 't', 'validation': 0.1, 'packing': 'whole', 'exhausted': 'drop',
-        'mixture': [A | {'packing': 'best_fit'}, {'name': 'b', 'weight': 2, 'text': 'y', 'validation': 0.2}, A | {'name': 'c'}],
+        'mixture': [A | {'packing': 'best_fit'}, {'name': 'b', 'weight': 2, 'text': 'y', 'validation': 0.2},
+        A | {'name': 'c'}],
     }  # fmt: skip
     options = data_options(given)
     assert [item.packing for item in options.mixture] == ['best_fit', 'whole', 'whole']

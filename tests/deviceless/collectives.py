@@ -1,13 +1,14 @@
-"""What a compiled step of each mesh sends, beside the formulas of docs/parallelism.md: the collectives promised, and no others.
+"""What a compiled step of each mesh sends, beside the formulas of docs/parallelism.md: the collectives promised, and no
+others.
 
     JAX_PLATFORMS=cpu python tests/deviceless/collectives.py [part of a row's name]
 
-in an environment with the extra `tpu`. The real step of a small decoder is compiled for the real topology; a row takes a
-minute or two. It ends with code 1 where a promised collective has other bytes, or something else is sent.
+in an environment with the extra `tpu`. The real step of a small decoder is compiled for the real topology; a row takes
+a minute or two. It ends with code 1 where a promised collective has other bytes, or something else is sent.
 
-Bytes are those of the program: of what a gather gives, what a scatter takes, and what is added up, sent on or exchanged.
-What a device receives of them is (n - 1) / n, or all of it (twice that for an added-up value). Times are those of the
-compiled schedule (`scale/schedule.py`), not measured.
+Bytes are those of the program: of what a gather gives, what a scatter takes, and what is added up, sent on or
+exchanged. What a device receives of them is (n - 1) / n, or all of it (twice that for an added-up value). Times are
+those of the compiled schedule (`scale/schedule.py`), not measured.
 """
 
 import sys
@@ -44,8 +45,8 @@ ROWS: dict[str, tuple[str, int, dict[str, int], int, int, int, dict[str, Any]]] 
     'd t p': ('v5p:8x8x8', 1, {'d': 32, 't': 4, 'p': 4}, 256, 2048, 8, DENSE),
 }
 
-# Padding to whole tiles makes a scattered sum over t 3 % larger, and sends its edges on; XLA may add up where it is asked to
-# scatter, and keep a part.
+# Padding to whole tiles makes a scattered sum over t 3 % larger, and sends its edges on; XLA may add up where it is
+# asked to scatter, and keep a part.
 NEAR, OWN = 0.04, 0.03
 
 
@@ -76,7 +77,8 @@ def promised(
     if x:
         add('all-gather', 'd', 2 * 4 * m * x * layers)
         add('reduce-scatter', 'd', 4 * m * x * layers)
-    # Every stage looks all embeddings up; of the head it has its share of the micro-batches, twice in the forward direction.
+    # Every stage looks all embeddings up; of the head it has its share of the micro-batches, twice in the forward
+    # direction.
     heads_here = micro_batches / p
     add('all-gather', 't', stream * (6 * layers / stages * passes + micro_batches + heads_here * (1 + (p > 1))))
     add('reduce-scatter', 't', stream * (4 * layers / stages * passes + micro_batches + heads_here))

@@ -1,4 +1,5 @@
-"""What XLA makes of one gather of a weight and one sum of its gradient over a whole TPU slice, by default and with the chosen options.
+"""What XLA makes of one gather of a weight and one sum of its gradient over a whole TPU slice, by default and with the
+chosen options.
 
     JAX_PLATFORMS=cpu python tests/deviceless/options.py [topology ...]
 

@@ -1,4 +1,5 @@
-"""Where the time of a step has to go on an H200, from the program compiled for one that is not there (docs/performance.md).
+"""Where the time of a step has to go on an H200, from the program compiled for one that is not there
+(docs/performance.md).
 
     JAX_PLATFORMS=cpu python tests/deviceless/performance.py 1.3B [rows] [key=value of the model ...]
 
@@ -42,7 +43,8 @@ def main() -> None:
     whole = total(found)
     for cost in (*found, whole):
         print(
-            f'| {cost.phase} | {cost.kernels} | {cost.flops / 1e12:.2f} | {cost.bytes / 1e9:.2f} | {1e3 * cost.seconds:.2f} |'
+            f'| {cost.phase} | {cost.kernels} | {cost.flops / 1e12:.2f} | {cost.bytes / 1e9:.2f} | '
+            f'{1e3 * cost.seconds:.2f} |'
         )
     model = flops({'model': given['model'], 'vocab_size': 50304, 'length': given['length']})
     print(

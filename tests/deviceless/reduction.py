@@ -2,8 +2,8 @@
 
     JAX_PLATFORMS=cpu python tests/deviceless/reduction.py [d]     with d: they are scattered over d in bf16 too
 
-in an environment with the extra `tpu`. It compiles the gradient of four matrices for two v5e-256, whose rows XLA adds up over d
-instead of scattering them, and prints the types that it adds up inside a slice and sends between slices.
+in an environment with the extra `tpu`. It compiles the gradient of four matrices for two v5e-256, whose rows XLA adds
+up over d instead of scattering them, and prints the types that it adds up inside a slice and sends between slices.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Published shapes compiled for slices of TPUs that are not there: do they fit? (`pretrax compile` tells what one sends.)
+"""Published shapes compiled for slices of TPUs that are not there: do they fit? (`pretrax compile` tells what one
+sends.)
 
     JAX_PLATFORMS=cpu python tests/deviceless/scale.py [part of a name]
 
@@ -32,7 +33,8 @@ ROWS: dict[str, Row] = {
     '405B, 1f1b, 9 rounds': staged('1f1b', rounds=9),
     '405B, interleaved, 3 rounds, 1,024 sequences': staged('interleaved', rounds=3, rows=1024),
     '405B, 1f1b, 3 rounds, 1,024 sequences': staged('1f1b', rounds=3, rows=1024),
-    'Mixtral 8x7B, d e': ('v5p:4x4x4', 1, 95 * GB, {'d': 8, 'e': 8}, 64, 4096, {'preset': 'mixtral-8x7b', 'vocab_size': 32000}),
+    'Mixtral 8x7B, d e': ('v5p:4x4x4', 1, 95 * GB, {'d': 8, 'e': 8}, 64, 4096, {'preset': 'mixtral-8x7b',
+    'vocab_size': 32000}),
     '8B, 128k tokens, d c': (
         'v5p:4x4x4', 1, 95 * GB, {'d': 4, 'c': 16}, 4, 131072, {'preset': 'llama3-8b', 'context': 'ring'},
     ),

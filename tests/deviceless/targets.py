@@ -1,7 +1,7 @@
 """Devices that are not there: JAX compiles for them, from PyPI's plugins alone. Run with JAX_PLATFORMS=cpu.
 
-This file runs in an environment of its own (`test_deviceless.py`): with the plugins installed JAX would look for the real
-devices in every other test.
+This file runs in an environment of its own (`test_deviceless.py`): with the plugins installed JAX would look for the
+real devices in every other test.
 """
 
 import collections
@@ -64,7 +64,8 @@ def compile_step(
     with jax.set_mesh(arranged):
         request = ModelRequest(
             vocab_size=vocab_size, sequence_length=length, documents_per_row=documents, dtype=jnp.bfloat16,
-            platform=devices[0].platform, mesh=mesh, micro_batches=micro_batches, device_kind=devices[0].device_kind, matmul=matmul,
+            platform=devices[0].platform, mesh=mesh, micro_batches=micro_batches, device_kind=devices[0].device_kind,
+            matmul=matmul,
             exempt=('head',), reduction=reduction, host_memory=True,
         )  # fmt: skip
         recipe = Recipe(

@@ -140,7 +140,8 @@ def test_tokens_are_written_by_a_kernel_and_into_the_cache_in_place(python, case
 @pytest.mark.nightly
 def test_a_step_too_large_for_a_tpu_is_told_with_its_largest_arrays_and_what_to_change(python, tmp_path):
     (tmp_path / 'large.yaml').write_text(
-        'name: large\nsteps: 3\nmodel: {n_layers: 2, d_model: 512, attention: {n_heads: 4}, feed_forward: {d_ff: 2048}, layers: unroll}\n'
+        'name: large\nsteps: 3\n'
+        'model: {n_layers: 2, d_model: 512, attention: {n_heads: 4}, feed_forward: {d_ff: 2048}, layers: unroll}\n'
         'data: {name: synthetic, vocab_size: 32000}\nbatch: {tokens: 4194304, sequence_length: 2048}\n'
         'optimizer: {learning_rate: 1e-3}\nmesh: {d: 4}\n'
     )
@@ -167,7 +168,8 @@ def test_a_row_of_the_recorded_memory_compiles_to_what_was_recorded(python, tmp_
 @pytest.mark.nightly
 def test_a_plan_is_verified_by_the_compiler(python, tmp_path):
     (tmp_path / 'small.yaml').write_text(
-        'name: small\nsteps: 3\nmodel: {n_layers: 2, d_model: 1024, attention: {n_heads: 8}, feed_forward: {d_ff: 4096}}\n'
+        'name: small\nsteps: 3\n'
+        'model: {n_layers: 2, d_model: 1024, attention: {n_heads: 8}, feed_forward: {d_ff: 4096}}\n'
         'data: {name: synthetic, vocab_size: 4096}\nbatch: {tokens: 32768, sequence_length: 1024}\n'
         'optimizer: {learning_rate: 1e-3}\n'
     )

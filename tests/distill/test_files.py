@@ -77,11 +77,14 @@ def flip(path):
         (lambda path: (path / 'teacher.json').write_text('{"format": 2'), 'damaged: .*\nrestore it from a copy'),
         (lambda path: (path / 'teacher.json').write_text('{"format": 9}'), 'format 9, but this version'),
         (lambda path: (path / 'part-00000' / 'rows.npy').unlink(), r'part-00000 is damaged: rows.npy is missing'),
-        (lambda path: (path / 'part-00000' / 'manifest.json').unlink(), r'part-00000 is damaged: manifest.json is missing'),
-        (lambda path: (path / 'part-00000' / 'manifest.json').write_text('{}'), r'part-00000 is damaged: manifest.json is'),
+        (lambda path: (path / 'part-00000' / 'manifest.json').unlink(),
+        r'part-00000 is damaged: manifest.json is missing'),
+        (lambda path: (path / 'part-00000' / 'manifest.json').write_text('{}'),
+        r'part-00000 is damaged: manifest.json is'),
         (lambda path: (path / 'part-00000').rename(path / 'gone'), r'part-00000 is damaged: manifest.json is missing'),
         (lambda path: cut(path / 'part-00001' / 'ids.npy'), r'part-00001 is damaged: ids.npy has 192 of 200 bytes'),
-        (lambda path: flip(path / 'part-00001' / 'log_probs.npy'), r'part-00001 is damaged: log_probs.npy has another digest'),
+        (lambda path: flip(path / 'part-00001' / 'log_probs.npy'),
+        r'part-00001 is damaged: log_probs.npy has another digest'),
     ],
 )  # fmt: skip
 def test_missing_and_damaged_files_are_refused(directory, break_it, said):
@@ -120,7 +123,9 @@ def test_a_part_that_cannot_be_read_is_kept(directory):
 
 
 def test_a_directory_in_a_bucket(bucket, tmp_path, monkeypatch):
-    """Another machine reads what one has written. A part whose upload was cut is none, and one that is damaged is removed."""
+    """Another machine reads what one has written. A part whose upload was cut is none, and one that is damaged is
+    removed.
+    """
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'one'))
     place = locate(f'{bucket.url}/teacher')
     files = create(place, DESCRIPTION)

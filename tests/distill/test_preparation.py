@@ -1,4 +1,6 @@
-"""`pretrax distill prepare`: a run that reads what its teacher said before learns what it learns from the teacher itself."""
+"""`pretrax distill prepare`: a run that reads what its teacher said before learns what it learns from the teacher
+itself.
+"""
 
 import contextlib
 import json

@@ -1,4 +1,6 @@
-"""Distillation: losses and gradients equal plain jax.numpy, on any mesh, with masks and accumulation; logits are never whole."""
+"""Distillation: losses and gradients equal plain jax.numpy, on any mesh, with masks and accumulation; logits are never
+whole.
+"""
 
 import math
 import re
@@ -23,7 +25,8 @@ WIDE = LLAMA | {'n_layers': 3, 'd_model': 48, 'n_heads': 4, 'n_kv_heads': 4, 'd_
 
 
 def distilled(
-    student=LLAMA, teacher=WIDE, mesh=None, *, weight=0.7, temperature=2.0, direction='forward', chunks=4, dtype=jnp.float32,
+    student=LLAMA, teacher=WIDE, mesh=None, *, weight=0.7, temperature=2.0, direction='forward', chunks=4,
+    dtype=jnp.float32,
     length=LENGTH, vocab_size=VOCAB,
 ):  # fmt: skip
     request = ModelRequest(vocab_size, length, None, dtype, 'cpu', dict((mesh or mesh_of()).shape))
@@ -34,7 +37,9 @@ def distilled(
 
 
 def expected_gradient(model, weights, teacher, batch):
-    """Gradient and losses in plain jax.numpy: Hinton et al. 2015, section 2; the mean over target tokens by their weight."""
+    """Gradient and losses in plain jax.numpy: Hinton et al. 2015, section 2; the mean over target tokens by their
+    weight.
+    """
     how = model.how
 
     def log_probabilities(w, arch, temperature):

@@ -3,17 +3,17 @@
 What a page may contain, all of it visible in the page itself:
 
 - a `sh` block: each line is run by bash, in a copy of the repository, in the order of the page. The other pages are run
-  where README's commands have been run before, and repeat only a server of those. A trailing `# exit code 2` says how a command
-  ends, if not with 0.
+  where README's commands have been run before, and repeat only a server of those. A trailing `# exit code 2` says how a
+  command ends, if not with 0.
 - a block with a title, such as ```yaml title="mine.yaml": if the repository has a file of that name, it has to contain
   the block word for word; if not, the block is written to that file, for the commands after it.
-- `pretrax serve` and `pretrax watch` without `--terminal`, which run until the next one or the end of the page; then they
-  have to stop with exit code 0. The port 8000 of a page is another one in the test.
+- `pretrax serve` and `pretrax watch` without `--terminal`, which run until the next one or the end of the page; then
+  they have to stop with exit code 0. The port 8000 of a page is another one in the test.
 - `<!-- not run: reason -->` on the line before a block: only for what would run the tests inside the tests.
 
-The commands are those of the page, with two exceptions: `uv run` is left out, so that they run in the environment of the
-tests, and a number of steps up to 1,000 becomes STEPS. What makes them quick is a smaller quickstart in the copy: SMALLER. The real
-one is trained in tests/cli/test_train.py.
+The commands are those of the page, with two exceptions: `uv run` is left out, so that they run in the environment of
+the tests, and a number of steps up to 1,000 becomes STEPS. What makes them quick is a smaller quickstart in the copy:
+SMALLER. The real one is trained in tests/cli/test_train.py.
 """
 
 import contextlib
@@ -86,32 +86,38 @@ NOT_RUN = {
     'until mpirun -n 2 uv run pretrax train configs/quickstart.yaml name=mpi steps=100; do sleep 10; done': NEEDS_MPI,
     'pip install uv && uv run pytest': 'it would run this test',
     'uv sync --inexact --extra tpu': FOR_A_TPU,
-    'uv run pretrax compile configs/scale/16b.yaml --topology v5e-256 --slices 2 mesh.r=2 mesh.d=256 batch.tokens=4194304': FOR_A_TPU,
+    'uv run pretrax compile configs/scale/16b.yaml --topology v5e-256 --slices 2 mesh.r=2 mesh.d=256 '
+    'batch.tokens=4194304': FOR_A_TPU,
     'uv run pretrax plan configs/scale/16b.yaml --topology v5e-256 mesh.d=256 --verify': FOR_A_TPU,
     'uv run python benchmarks/scale.py v5p-128': FOR_A_TPU,
     "uv run python benchmarks/schedule.py 'v5p, 8B'": FOR_A_TPU,
     'uv run pretrax train configs/base.yaml run_dir=gs://BUCKET/runs/base log.tensorboard=true': FOR_GOOGLE,
     'gcloud ai tensorboards create --display-name=pretrax --project=PROJECT --region=us-central1': FOR_GOOGLE,
     "pip install 'google-cloud-aiplatform[tensorboard]'": FOR_GOOGLE,
-    'tb-gcp-uploader --tensorboard_resource_name=projects/PROJECT/locations/us-central1/tensorboards/ID --logdir=gs://BUCKET/runs/base/tb --experiment_name=base': FOR_GOOGLE,
-    "uv run --with tensorboard --with gcsfs --with 'setuptools<81' tensorboard --logdir gs://BUCKET/runs/base/tb": FOR_GOOGLE,
+    'tb-gcp-uploader --tensorboard_resource_name=projects/PROJECT/locations/us-central1/tensorboards/ID '
+    '--logdir=gs://BUCKET/runs/base/tb --experiment_name=base': FOR_GOOGLE,
+    "uv run --with tensorboard --with gcsfs --with 'setuptools<81' tensorboard --logdir "
+    "gs://BUCKET/runs/base/tb": FOR_GOOGLE,
     'docker build --target cuda -t REGISTRY/pretrax . && docker push REGISTRY/pretrax': FOR_DOCKER,
     'uv run python -m debugpy --listen 5678 --wait-for-client -m pretrax train configs/quickstart.yaml': FOR_A_DEBUGGER,
     'sky jobs launch examples/skypilot.yaml --env RUN_DIR=gs://bucket/runs/base': 'needs SkyPilot and a cloud',
     'srun pretrax doctor configs/base.yaml': FOR_SLURM,
     'srun pretrax launch node configs/base.yaml --check': FOR_SLURM,
     'uv run pretrax compile configs/scale/8b.yaml --topology h100x8 --slices 4 mesh.r=4 mesh.d=8': FOR_GPUS,
-    'uv run pretrax launch slurm cluster.yaml --nodes 4 --gpus-per-node 8 --time 24h --partition gpu --check': NEEDS_SLURM,
+    'uv run pretrax launch slurm cluster.yaml --nodes 4 --gpus-per-node 8 --time 24h --partition gpu '
+    '--check': NEEDS_SLURM,
     'uv run pretrax launch status cluster': NEEDS_SLURM,
     'uv run pretrax launch logs cluster -n 20': NEEDS_SLURM,
-    'uv run pretrax launch slurm cluster.yaml --nodes 4 --gpus-per-node 8 --time 24h --partition gpu --elastic': NEEDS_SLURM,
+    'uv run pretrax launch slurm cluster.yaml --nodes 4 --gpus-per-node 8 --time 24h --partition gpu '
+    '--elastic': NEEDS_SLURM,
     'uv run pretrax launch stop cluster': NEEDS_SLURM,
     'gcloud auth login': FOR_GOOGLE,
     'gcloud auth application-default login': FOR_GOOGLE,
     'gcloud config set project PROJECT': FOR_GOOGLE,
     'gcloud services enable tpu.googleapis.com': FOR_GOOGLE,
     'gcloud storage buckets create gs://BUCKET --location=us-west4 --uniform-bucket-level-access': FOR_GOOGLE,
-    'gcloud compute tpus tpu-vm create try --zone=us-west4-a --accelerator-type=v5litepod-8 --version=v2-alpha-tpuv5-lite': FOR_GOOGLE,
+    'gcloud compute tpus tpu-vm create try --zone=us-west4-a --accelerator-type=v5litepod-8 '
+    '--version=v2-alpha-tpuv5-lite': FOR_GOOGLE,
     'gcloud compute tpus tpu-vm scp pod.yaml try: --zone=us-west4-a': FOR_GOOGLE,
     'gcloud compute tpus tpu-vm ssh try --zone=us-west4-a': FOR_GOOGLE,
     'uv run pretrax doctor pod.yaml run_dir=gs://BUCKET/runs/try': FOR_GOOGLE,
@@ -119,7 +125,8 @@ NOT_RUN = {
     'uv run pretrax runs gs://BUCKET/runs': FOR_GOOGLE,
     'gcloud compute tpus tpu-vm delete try --zone=us-west4-a --quiet': FOR_GOOGLE,
     'docker build --target tpu -t REGISTRY/pretrax:tpu . && docker push REGISTRY/pretrax:tpu': FOR_DOCKER,
-    'uv run pretrax launch tpu-vm pod.yaml run_dir=gs://BUCKET/runs/pod --accelerator v5e-16 --zone us-west4-a --spot --image REGISTRY/pretrax:tpu': FOR_GOOGLE,
+    'uv run pretrax launch tpu-vm pod.yaml run_dir=gs://BUCKET/runs/pod --accelerator v5e-16 --zone us-west4-a --spot '
+    '--image REGISTRY/pretrax:tpu': FOR_GOOGLE,
     'uv run pretrax watch gs://BUCKET/runs/pod': FOR_GOOGLE,
     'uv run pretrax launch status gs://BUCKET/runs/pod': FOR_GOOGLE,
     'uv run pretrax launch logs gs://BUCKET/runs/pod --process 3': FOR_GOOGLE,

@@ -72,7 +72,8 @@ def test_four_nodes_of_which_three_are_hurt(tmp_path):
     }
     host = os.uname().nodename
     assert names == {
-        'jax': [[f'{host}/1']], 'clock': [[f'{host}/2']], 'NCCL_ALGO': [[f'{host}/2']], 'known product': [[f'{host}/3']],
+        'jax': [[f'{host}/1']], 'clock': [[f'{host}/2']], 'NCCL_ALGO': [[f'{host}/2']],
+        'known product': [[f'{host}/3']],
     }  # fmt: skip
     assert re.match(r'(29\.\d+|30|30\.\d+) s behind the first node', found.bad('clock')[0]['result'])
 

@@ -32,7 +32,8 @@ def limited(check: str, *resources: str, processes: int = 1) -> str:
     ]
     program = '\n'.join([
         'import resource', 'from pretrax.doctor import limits', 'from pretrax.doctor.context import Context', *lines,
-        f'print(*[f"{{f.status}}: {{f.result}}: {{f.fix}}" for f in limits.{check}(Context(None, processes={processes}))])',
+        f'print(*[f"{{f.status}}: {{f.result}}: {{f.fix}}" for f in limits.{check}(Context(None, '
+        f'processes={processes}))])',
     ])  # fmt: skip
     return subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True).stdout
 

@@ -19,7 +19,8 @@ def test_a_name_that_cannot_be_resolved(monkeypatch):
 
 @pytest.mark.parametrize(
     ('governor', 'driver', 'expected'),
-    [('powersave', 'acpi-cpufreq', ['warning']), ('powersave', 'intel_pstate', ['ok']), ('performance', 'acpi-cpufreq', ['ok']),
+    [('powersave', 'acpi-cpufreq', ['warning']), ('powersave', 'intel_pstate', ['ok']), ('performance', 'acpi-cpufreq',
+    ['ok']),
      ('', '', [])],
 )  # fmt: skip
 def test_the_governor_of_the_cores(tmp_path, governor, driver, expected):

@@ -28,7 +28,8 @@ for row in rows:
 GOOD = {
     'index': 0, 'name': 'NVIDIA H100 80GB HBM3', 'driver_version': '570.1', 'memory.used': 4, 'memory.total': 81559,
     'persistence_mode': 'Enabled', 'ecc.errors.uncorrected.volatile.total': 0, 'retired_pages.pending': '[N/A]',
-    'clocks.applications.graphics': 1980, 'clocks.max.graphics': 1980, 'temperature.gpu': 40, 'mig.mode.current': 'Disabled',
+    'clocks.applications.graphics': 1980, 'clocks.max.graphics': 1980, 'temperature.gpu': 40,
+    'mig.mode.current': 'Disabled',
     **{f'clocks_event_reasons.{reason}': 'Not Active' for reason in
        ('hw_slowdown', 'hw_thermal_slowdown', 'sw_thermal_slowdown', 'hw_power_brake_slowdown')},
 }  # fmt: skip

@@ -10,7 +10,8 @@ from pretrax.doctor.state import checkpoint_size, state_bytes
 from runs import Quiet
 
 VALUES = {
-    'name': 'a', 'model': {'n_layers': 2, 'd_model': 64, 'attention': {'n_heads': 2}}, 'data': {'name': 'synthetic', 'vocab_size': 512},
+    'name': 'a', 'model': {'n_layers': 2, 'd_model': 64, 'attention': {'n_heads': 2}}, 'data': {'name': 'synthetic',
+    'vocab_size': 512},
     'steps': 1, 'batch': {'tokens': 128, 'sequence_length': 16}, 'optimizer': {'learning_rate': 1e-2},
     'mesh': {'r': 1, 'd': 8, 't': 1}, 'eval': {'every': 0}, 'log': {'report': False},
 }  # fmt: skip

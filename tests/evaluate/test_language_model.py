@@ -1,4 +1,6 @@
-"""Scores equal those of the `hf` backend of lm-evaluation-harness, on one device and on eight (goldens/make_harness.py)."""
+"""Scores equal those of the `hf` backend of lm-evaluation-harness, on one device and on eight
+(goldens/make_harness.py).
+"""
 
 import json
 

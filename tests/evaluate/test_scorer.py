@@ -73,7 +73,8 @@ def check(found, name):
             for name, sizes in (
                 ('llama', EIGHT),
                 ('llama', {}), ('llama', {'c': 2, 'd': 2, 't': 2}), ('llama', {'p': 2, 'd': 2}), ('capacity', EIGHT),
-                ('capacity', {'e': 2, 'd': 2}), ('learned', {}), ('learned', EIGHT), ('states', {}), ('states', {'d': 2, 't': 2}),
+                ('capacity', {'e': 2, 'd': 2}), ('learned', {}), ('learned', EIGHT), ('states', {}), ('states', {'d': 2,
+                't': 2}),
             )
         ],
     ],
@@ -90,7 +91,9 @@ def test_scores_are_those_of_each_text_alone(name, sizes, monkeypatch):
 
 
 def test_the_logits_of_a_batch_never_exist_together():
-    """The scoring program needs less than half the memory of f32 logits [batch, length, vocabulary], besides the weights."""
+    """The scoring program needs less than half the memory of f32 logits [batch, length, vocabulary], besides the
+    weights.
+    """
     rows, length, vocab = 16, 256, 32768
     model, mesh = transformer(LLAMA, mesh_of(d=2, t=2), vocab_size=vocab, length=length), mesh_of(d=2, t=2)
     scorer, tokens = Scorer(model, mesh, length), jax.ShapeDtypeStruct((rows, length), np.int32)

@@ -1,6 +1,7 @@
 """A text begins with the tokens of its tokenizer wherever a model reads it: three clients give the same scores.
 
-The right values are those of lm_eval's `hf` backend, and a sum of log probabilities of transformers (goldens/make_text_bounds.py).
+The right values are those of lm_eval's `hf` backend, and a sum of log probabilities of transformers
+(goldens/make_text_bounds.py).
 """
 
 import json

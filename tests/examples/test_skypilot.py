@@ -16,7 +16,8 @@ def test_skypilot_reads_it_and_refuses_a_wrong_key(tmp_path):
     """In an environment of its own: SkyPilot has a hundred dependencies."""
     wrong = tmp_path / 'wrong.yaml'
     wrong.write_text(EXAMPLE.read_text().replace('num_nodes', 'num_nodess'))
-    environment = os.environ | {'HOME': str(tmp_path), 'UV_CACHE_DIR': os.environ.get('UV_CACHE_DIR', str(Path.home() / '.cache/uv'))}  # fmt: skip
+    environment = os.environ | {'HOME': str(tmp_path), 'UV_CACHE_DIR': os.environ.get('UV_CACHE_DIR',
+    str(Path.home() / '.cache/uv'))}  # fmt: skip
     command = ['uv', 'run', '-q', '--isolated', '--no-project', '--with', 'skypilot>=0.14', 'python', '-c', PARSE]
     good, bad = (
         subprocess.run([*command, str(path)], capture_output=True, text=True, env=environment, cwd=EXAMPLE.parents[1])

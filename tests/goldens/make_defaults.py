@@ -5,7 +5,8 @@ Run by hand, in the environment of make_goldens.py:
     ENV/bin/python tests/goldens/make_defaults.py
 
 `defaults.json` has two parts. `fields` are the defaults of each class, as they are declared: where one is derived from
-others, such as the width of a head, it is null. `resolved` are small configurations, and what the class derives from them.
+others, such as the width of a head, it is null. `resolved` are small configurations, and what the class derives from
+them.
 """
 
 import dataclasses
@@ -19,12 +20,14 @@ CLASSES = {
     'gpt2': 'GPT2Config', 'llama': 'LlamaConfig', 'mistral': 'MistralConfig', 'mixtral': 'MixtralConfig',
     'qwen2': 'Qwen2Config', 'qwen3': 'Qwen3Config', 'qwen2_moe': 'Qwen2MoeConfig', 'qwen3_moe': 'Qwen3MoeConfig',
     'gemma': 'GemmaConfig', 'gemma2': 'Gemma2Config', 'gemma3_text': 'Gemma3TextConfig', 'olmo2': 'Olmo2Config',
-    'smollm3': 'SmolLM3Config', 'phi3': 'Phi3Config', 'gpt_oss': 'GptOssConfig', 'olmoe': 'OlmoeConfig', 'olmo3': 'Olmo3Config',
+    'smollm3': 'SmolLM3Config', 'phi3': 'Phi3Config', 'gpt_oss': 'GptOssConfig', 'olmoe': 'OlmoeConfig',
+    'olmo3': 'Olmo3Config',
     'gpt_neox': 'GPTNeoXConfig', 'phi': 'PhiConfig', 'stablelm': 'StableLmConfig', 'granite': 'GraniteConfig',
     'cohere2': 'Cohere2Config', 'nemotron': 'NemotronConfig', 'exaone4': 'Exaone4Config',
     'llama4_text': 'Llama4TextConfig',
     'deepseek_v2': 'DeepseekV2Config', 'deepseek_v3': 'DeepseekV3Config',
-    'qwen3_next': 'Qwen3NextConfig', 'qwen3_5_text': 'Qwen3_5TextConfig', 'qwen3_5_moe_text': 'Qwen3_5MoeTextConfig', 'mamba2': 'Mamba2Config',
+    'qwen3_next': 'Qwen3NextConfig', 'qwen3_5_text': 'Qwen3_5TextConfig', 'qwen3_5_moe_text': 'Qwen3_5MoeTextConfig',
+    'mamba2': 'Mamba2Config',
     'glm4_moe': 'Glm4MoeConfig', 'minimax_m2': 'MiniMaxM2Config',
 }  # fmt: skip
 HEADS = {'hidden_size': 96, 'num_attention_heads': 6}
@@ -36,15 +39,18 @@ GIVEN = {
     'gpt2': [{}, {'n_embd': 96, 'n_head': 6}],
     'llama': [
         {}, HEADS, HEADS | {'num_key_value_heads': 3, 'head_dim': None}, {'rope_theta': 5e5, 'rope_scaling': LLAMA3},
-        {'rope_scaling': {'type': 'linear', 'factor': 2.0}}, {'rope_parameters': {'rope_type': 'linear', 'factor': 4.0}},
-        {'rope_theta': 7.0, 'rope_scaling': {'rope_type': 'linear', 'factor': 2.0}, 'rope_parameters': {'rope_theta': 9.0}},
+        {'rope_scaling': {'type': 'linear', 'factor': 2.0}}, {'rope_parameters': {'rope_type': 'linear',
+        'factor': 4.0}},
+        {'rope_theta': 7.0, 'rope_scaling': {'rope_type': 'linear', 'factor': 2.0},
+        'rope_parameters': {'rope_theta': 9.0}},
         {'rope_theta': 7.0, 'rope_parameters': {'rope_theta': 9.0}},
     ],
     'mistral': [{}, HEADS | {'num_key_value_heads': 2}, {'sliding_window': None}, {'sliding_window': 9}],
     'mixtral': [{}, HEADS | {'num_key_value_heads': 2}, {'sliding_window': 9}, {'num_experts': 6}],
     'qwen2': [
         {}, HEADS | {'num_key_value_heads': 2}, LAYERS | WINDOW | {'max_window_layers': 0},
-        {'use_sliding_window': True, 'max_window_layers': 0}, LAYERS | WINDOW, LAYERS | WINDOW | {'max_window_layers': 5},
+        {'use_sliding_window': True, 'max_window_layers': 0}, LAYERS | WINDOW,
+        LAYERS | WINDOW | {'max_window_layers': 5},
         LAYERS | {'sliding_window': 9, 'max_window_layers': 0}, LAYERS | WINDOW | {'sliding_window': None},
     ],
     'qwen3': [{}, HEADS | {'num_key_value_heads': 2}, LAYERS | WINDOW | {'max_window_layers': 0}, LAYERS | WINDOW],
@@ -74,15 +80,19 @@ GIVEN = {
     'olmoe': [{}, HEADS],
     'olmo3': [{}, LAYERS, LAYERS | {'sliding_window': 9, 'layer_types': ['full_attention', 'sliding_attention'] * 3},
               {'rope_theta': 7.0}],
-    'gpt_neox': [{}, HEADS, {'rotary_pct': 0.5, 'rotary_emb_base': 7.0}, {'rope_scaling': {'type': 'linear', 'factor': 2.0}}],
+    'gpt_neox': [{}, HEADS, {'rotary_pct': 0.5, 'rotary_emb_base': 7.0}, {'rope_scaling': {'type': 'linear',
+    'factor': 2.0}}],
     'phi': [{}, HEADS, {'partial_rotary_factor': 0.25, 'rope_theta': 7.0}, {'rope_parameters': {'rope_theta': 9.0}}],
     'stablelm': [{}, HEADS | {'num_key_value_heads': 2}, {'partial_rotary_factor': 0.5}],
     'granite': [{}, HEADS, {'rope_theta': 7.0}],
     'cohere2': [{}, LAYERS, LAYERS | {'sliding_window_pattern': 3},
                 LAYERS | {'sliding_window': 9, 'layer_types': ['full_attention', 'sliding_attention'] * 3}],
-    'nemotron': [HEADS | {'num_key_value_heads': 2}, HEADS | {'num_key_value_heads': 3, 'head_dim': 32, 'partial_rotary_factor': 0.25}],
-    'exaone4': [{}, LAYERS, LAYERS | {'sliding_window_pattern': 3}, LAYERS | {'sliding_window': None, 'layer_types': ['full_attention'] * 6}],
-    'llama4_text': [{}, LAYERS, LAYERS | {'no_rope_layer_interval': 2, 'attention_chunk_size': 9}, {'no_rope_layers': []},
+    'nemotron': [HEADS | {'num_key_value_heads': 2}, HEADS | {'num_key_value_heads': 3, 'head_dim': 32,
+    'partial_rotary_factor': 0.25}],
+    'exaone4': [{}, LAYERS, LAYERS | {'sliding_window_pattern': 3}, LAYERS | {'sliding_window': None,
+    'layer_types': ['full_attention'] * 6}],
+    'llama4_text': [{}, LAYERS, LAYERS | {'no_rope_layer_interval': 2, 'attention_chunk_size': 9},
+    {'no_rope_layers': []},
                     LAYERS | {'layer_types': ['full_attention', 'chunked_attention'] * 3}],
     'deepseek_v2': [], 'deepseek_v3': [],  # widths of heads are not derived
     'glm4_moe': [

@@ -1,11 +1,12 @@
-"""Writes embeddings as `transformers` users compute them: a pooling of `last_hidden_state`, with the models of the goldens.
+"""Writes embeddings as `transformers` users compute them: a pooling of `last_hidden_state`, with the models of the
+goldens.
 
 Run by hand, in the environment of make_goldens.py:
 
     ENV/bin/python tests/goldens/make_embeddings.py
 
-embeddings.safetensors, for each CASE and text N: CASE.tokens.N i32[L], and f32[M] CASE.mean.N (weighted by the attention
-mask of a padded batch, as sentence encoders do it), CASE.last.N, CASE.cls.N, CASE.min.N, CASE.max.N.
+embeddings.safetensors, for each CASE and text N: CASE.tokens.N i32[L], and f32[M] CASE.mean.N (weighted by the
+attention mask of a padded batch, as sentence encoders do it), CASE.last.N, CASE.cls.N, CASE.min.N, CASE.max.N.
 """
 
 from pathlib import Path

@@ -63,7 +63,8 @@ LONGROPE = SIZES | {
     },
 }  # fmt: skip
 
-DEEPSEEK = SIZES | {  # values are wider than the part of keys without positions; the latents' norms have an eps of their own
+# values are wider than the part of keys without positions; the latents' norms have an eps of their own
+DEEPSEEK = SIZES | {
     'num_key_value_heads': 4, 'kv_lora_rank': 10, 'qk_nope_head_dim': 6, 'qk_rope_head_dim': 4, 'v_head_dim': 8,
     'first_k_dense_replace': 1, 'n_routed_experts': 8, 'num_experts_per_tok': 3, 'n_shared_experts': 1,
     'moe_intermediate_size': 12, 'rms_norm_eps': 1e-3,
@@ -74,8 +75,10 @@ GLM = EIGHT | {
 }  # fmt: skip
 
 
-LLAMA4 = SIZES | WIDE_HEADS | {  # rows, documents and prompts have several chunks, and lengths at which the temperature changes
-    'hidden_size': 16, 'intermediate_size': 12, 'intermediate_size_mlp': 20, 'attention_chunk_size': 7, 'num_local_experts': 4,
+# rows, documents and prompts have several chunks, and lengths at which the temperature changes
+LLAMA4 = SIZES | WIDE_HEADS | {
+    'hidden_size': 16, 'intermediate_size': 12, 'intermediate_size_mlp': 20, 'attention_chunk_size': 7,
+    'num_local_experts': 4,
     'router_aux_loss_coef': 0.0, 'rms_norm_eps': 1e-3,
 }  # fmt: skip
 
@@ -99,7 +102,8 @@ CASES = {
                                                     'rope_parameters': LLAMA3_ROPE}),
     'llama-linear': ('LlamaConfig', SIZES | rope(10000.0, rope_type='linear', factor=4.0)),
     'llama-yarn': ('LlamaConfig', SIZES | WIDE_HEADS | {'max_position_embeddings': 320, 'rope_parameters': YARN_ROPE}),
-    'qwen2-yarn': ('Qwen2Config', SIZES | WIDE_HEADS | {'max_position_embeddings': 320, 'rope_parameters': MSCALE_ROPE}),
+    'qwen2-yarn': ('Qwen2Config', SIZES | WIDE_HEADS | {'max_position_embeddings': 320,
+    'rope_parameters': MSCALE_ROPE}),
     'smollm2': ('LlamaConfig', SIZES | {'rms_norm_eps': 1e-5, 'tie_word_embeddings': True} | rope(100000.0)),
     'smollm3': ('SmolLM3Config', SIZES | {'num_hidden_layers': 3, 'no_rope_layer_interval': 2,
                                           'tie_word_embeddings': True, 'rms_norm_eps': 1e-6} | rope(50000.0)),
@@ -126,10 +130,12 @@ CASES = {
     'phi3-longrope': ('Phi3Config', LONGROPE | {'original_max_position_embeddings': 4}),
     'phi3-longrope-short': ('Phi3Config', LONGROPE | {'original_max_position_embeddings': 64}),
     # Phi-4-mini: three quarters of each head are rotated, with LongRoPE
-    'phi4-mini': ('Phi3Config', LONGROPE | {'hidden_size': 32, 'original_max_position_embeddings': 4, 'tie_word_embeddings': True,
+    'phi4-mini': ('Phi3Config', LONGROPE | {'hidden_size': 32, 'original_max_position_embeddings': 4,
+    'tie_word_embeddings': True,
                                             'partial_rotary_factor': 0.75, 'sliding_window': 9}),
     'gpt-oss': ('GptOssConfig', SIZES | WIDE_HEADS | BALANCED | {
-        'num_local_experts': 6, 'num_experts_per_tok': 2, 'sliding_window': 7, 'swiglu_limit': 1.0, 'num_hidden_layers': 3,
+        'num_local_experts': 6, 'num_experts_per_tok': 2, 'sliding_window': 7, 'swiglu_limit': 1.0,
+        'num_hidden_layers': 3,
         'hidden_size': 16, 'intermediate_size': 12, 'max_position_embeddings': 320,
         'rope_parameters': YARN_ROPE | {'truncate': False},
     }),
@@ -150,7 +156,8 @@ CASES = {
         'routed_scaling_factor': 1.7,
     } | rope(10000.0)),
     'deepseek-v2-lite': ('DeepseekV2Config', DEEPSEEK | {'q_lora_rank': None, 'topk_method': 'greedy'} | rope(
-        100.0, rope_type='yarn', factor=4.0, original_max_position_embeddings=16, beta_fast=2.0, mscale=0.7, mscale_all_dim=1.1,
+        100.0, rope_type='yarn', factor=4.0, original_max_position_embeddings=16, beta_fast=2.0, mscale=0.7,
+        mscale_all_dim=1.1,
     )),
     'deepseek-v3': ('DeepseekV3Config', DEEPSEEK | {  # two of four groups by their two best experts
         'q_lora_rank': 12, 'n_group': 4, 'topk_group': 2, 'norm_topk_prob': True, 'routed_scaling_factor': 2.5,
@@ -159,11 +166,13 @@ CASES = {
     'glm4-moe': ('Glm4MoeConfig', GLM | {'attention_bias': True, 'use_qk_norm': True, 'first_k_dense_replace': 1}
                  | rope(1000.0, partial_rotary_factor=0.5)),
     'glm4-moe-air': ('Glm4MoeConfig', GLM | {  # two of four groups, weights not normalized, all layers with experts
-        'n_group': 4, 'topk_group': 2, 'norm_topk_prob': False, 'routed_scaling_factor': 1.0, 'first_k_dense_replace': 0,
+        'n_group': 4, 'topk_group': 2, 'norm_topk_prob': False, 'routed_scaling_factor': 1.0,
+        'first_k_dense_replace': 0,
         'num_hidden_layers': 1,
     } | rope(1000.0, partial_rotary_factor=0.25)),
     'minimax-m2': ('MiniMaxM2Config', EIGHT | {
-        'head_dim': 8, 'num_local_experts': 8, 'num_experts_per_tok': 3, 'intermediate_size': 12, 'router_aux_loss_coef': 0.0,
+        'head_dim': 8, 'num_local_experts': 8, 'num_experts_per_tok': 3, 'intermediate_size': 12,
+        'router_aux_loss_coef': 0.0,
     } | rope(1000.0, partial_rotary_factor=0.5)),
     'llama4': ('Llama4TextConfig', LLAMA4 | {  # experts in every other layer, no positions in the third
         'num_hidden_layers': 4, 'no_rope_layer_interval': 3, 'interleave_moe_layer_step': 2, 'num_experts_per_tok': 2,
@@ -171,7 +180,8 @@ CASES = {
         'rope_parameters': LLAMA3_ROPE | {'low_freq_factor': 1.0, 'high_freq_factor': 1.0},
     }),
     'llama4-mixed': ('Llama4TextConfig', LLAMA4 | {  # neither norms of queries and keys nor a temperature
-        'num_hidden_layers': 3, 'no_rope_layers': [1, 0, 1], 'moe_layers': [0], 'num_experts_per_tok': 1, 'use_qk_norm': False,
+        'num_hidden_layers': 3, 'no_rope_layers': [1, 0, 1], 'moe_layers': [0], 'num_experts_per_tok': 1,
+        'use_qk_norm': False,
         'attn_temperature_tuning': False, 'attention_bias': True, 'tie_word_embeddings': True,
         'layer_types': ['full_attention', 'full_attention', 'chunked_attention'],
     } | rope(100.0)),
@@ -214,15 +224,19 @@ CASES = {
         'n_groups': 2, 'conv_kernel': 3, 'pad_token_id': None, 'bos_token_id': None, 'eos_token_id': None,
     }),
     'qwen3-next': ('Qwen3NextConfig', SIZES | WIDE_HEADS | BALANCED | {
-        'num_hidden_layers': 4, 'hidden_size': 16, 'num_experts': 4, 'num_experts_per_tok': 2, 'moe_intermediate_size': 8,
+        'num_hidden_layers': 4, 'hidden_size': 16, 'num_experts': 4, 'num_experts_per_tok': 2,
+        'moe_intermediate_size': 8,
         'shared_expert_intermediate_size': 12, 'linear_conv_kernel_dim': 3, 'linear_key_head_dim': 6,
-        'linear_value_head_dim': 8, 'linear_num_key_heads': 2, 'linear_num_value_heads': 4, 'partial_rotary_factor': 0.5,
+        'linear_value_head_dim': 8, 'linear_num_key_heads': 2, 'linear_num_value_heads': 4,
+        'partial_rotary_factor': 0.5,
     } | rope(10000.0, partial_rotary_factor=0.5)),
-    'qwen3.5': ('Qwen3_5TextConfig', SIZES | WIDE_HEADS | DELTA_NET | {  # sections of positions, which are equal in a text
+    # sections of positions, which are equal in a text
+    'qwen3.5': ('Qwen3_5TextConfig', SIZES | WIDE_HEADS | DELTA_NET | {
         'num_hidden_layers': 4, 'hidden_size': 16, 'intermediate_size': 20, 'tie_word_embeddings': True,
     } | rope(10000.0, partial_rotary_factor=0.5, mrope_section=[1, 1, 0], mrope_interleaved=True)),
     'qwen3.5-moe': ('Qwen3_5MoeTextConfig', SIZES | WIDE_HEADS | BALANCED | DELTA_NET | {
-        'hidden_size': 16, 'num_experts': 4, 'num_experts_per_tok': 2, 'moe_intermediate_size': 8, 'shared_expert_intermediate_size': 12,
+        'hidden_size': 16, 'num_experts': 4, 'num_experts_per_tok': 2, 'moe_intermediate_size': 8,
+        'shared_expert_intermediate_size': 12,
         'layer_types': ['full_attention', 'linear_attention'],
     } | rope(1000.0, partial_rotary_factor=0.25, mrope_section=[1, 0, 0], mrope_interleaved=True)),
 }  # fmt: skip

@@ -4,8 +4,9 @@ Run by hand, in the environment of make_goldens.py, after that:
 
     ENV/bin/python tests/goldens/make_multi_token.py
 
-`multi_token.safetensors` has the tensors of the module under the names of the released files, tokens i32[2, L+1], and logits
-f32[2, L, V]: those at position i are for token i + 2, from the hidden states of i and the embedding of token i + 1.
+`multi_token.safetensors` has the tensors of the module under the names of the released files, tokens i32[2, L+1], and
+logits f32[2, L, V]: those at position i are for token i + 2, from the hidden states of i and the embedding of token i +
+1.
 """
 
 from pathlib import Path

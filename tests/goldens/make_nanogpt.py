@@ -1,10 +1,10 @@
 """Writes the losses of nanoGPT's form of a tiny GPT-2, for a test that needs no PyTorch.
 
-The model and its training are written after nanoGPT (Karpathy 2022, github.com/karpathy/nanoGPT, model.py and train.py):
-fused c_attn, tied head, Linear and Embedding weights in the layout of PyTorch, AdamW with one group of parameters that
-decay (two dimensions and more, embeddings included) and one of those that do not, clipping, and linear warm-up before a
-cosine. The steps are those at which pretrax reaches the peak and the last rate. The activation is GELU with tanh, as
-in GPT-2; `erf` is what nanoGPT's newer versions use, and shows how far another choice moves the losses.
+The model and its training are written after nanoGPT (Karpathy 2022, github.com/karpathy/nanoGPT, model.py and
+train.py): fused c_attn, tied head, Linear and Embedding weights in the layout of PyTorch, AdamW with one group of
+parameters that decay (two dimensions and more, embeddings included) and one of those that do not, clipping, and linear
+warm-up before a cosine. The steps are those at which pretrax reaches the peak and the last rate. The activation is GELU
+with tanh, as in GPT-2; `erf` is what nanoGPT's newer versions use, and shows how far another choice moves the losses.
 
 Run by hand, in the environment of make_goldens.py:
 

@@ -5,7 +5,8 @@ Run by hand, in an environment with datasketch:
     ENV/bin/python tests/goldens/make_near_duplicates.py
 
 For each language: the Jaccard similarity of the sets of 5 characters in a row of each pair, and how many of the pairs a
-MinHash LSH of 128 permutations in 16 bands of 8 finds, as the mean of 20 seeds. Punctuation and spaces are no characters.
+MinHash LSH of 128 permutations in 16 bands of 8 finds, as the mean of 20 seeds. Punctuation and spaces are no
+characters.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Writes what the logits processors of `transformers` do to random logits, for a test that needs neither it nor PyTorch.
+"""Writes what the logits processors of `transformers` do to random logits, for a test that needs neither it nor
+PyTorch.
 
 Run by hand, in the environment that `make_goldens.py` describes:
 

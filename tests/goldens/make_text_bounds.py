@@ -1,9 +1,10 @@
-"""Writes text_bounds.json: what the `hf` backend of lm-evaluation-harness answers with models whose texts begin with <s>.
+"""Writes text_bounds.json: what the `hf` backend of lm-evaluation-harness answers with models whose texts begin with
+<s>.
 
 python tests/goldens/make_text_bounds.py      # needs lm-eval, torch and transformers
 
-`hf` begins a rolling text twice, as <s> <s> text, and scores the second <s>, unless it is told add_bos_token=False: that is the
-sum over each token of the text once, after <s>, which this file computes with transformers too.
+`hf` begins a rolling text twice, as <s> <s> text, and scores the second <s>, unless it is told add_bos_token=False:
+that is the sum over each token of the text once, after <s>, which this file computes with transformers too.
 """
 
 import json

@@ -1,11 +1,12 @@
-"""Writes what `transformers` computes where only some layers have a window, and for the language model of Gemma 3 with vision.
+"""Writes what `transformers` computes where only some layers have a window, and for the language model of Gemma 3 with
+vision.
 
 Run by hand, in the environment of make_goldens.py:
 
     ENV/bin/python tests/goldens/make_windows.py
 
-Each case becomes `windows/CASE`: config.json and model.safetensors, as `save_pretrained` writes them, and golden.safetensors
-with tokens i32[1, L] and logits f32[1, L, V].
+Each case becomes `windows/CASE`: config.json and model.safetensors, as `save_pretrained` writes them, and
+golden.safetensors with tokens i32[1, L] and logits f32[1, L, V].
 """
 
 import json
@@ -45,7 +46,8 @@ CASES = {
         'mm_tokens_per_image': 4,
     }),
 }  # fmt: skip
-# Of these the fields of the rule are taken out of config.json again, in which `save_pretrained` writes what follows from it
+# Of these the fields of the rule are taken out of config.json again, in which `save_pretrained` writes what follows
+# from it
 RULES = ('qwen2', 'qwen2-moe', 'qwen3-moe', 'smollm3')
 
 

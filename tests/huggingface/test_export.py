@@ -32,7 +32,8 @@ def written(directory, family='llama', dtype='F32', tokenizer=None, say=print, *
 @pytest.mark.parametrize(
     ('dtype', 'value', 'said'),
     [
-        ('F16', 70000.0, r'model.norm.weight has a number of size 70000, but the largest of F16 is 6.55e\+04\nuse --dtype bf16, or f32'),
+        ('F16', 70000.0, r'model.norm.weight has a number of size 70000, but the largest of F16 is 6.55e\+04\n'
+        'use --dtype bf16, or f32'),
         ('F16', -65520.0, 'of size 65520'),  # the first number that rounds to infinity
         ('BF16', 3.4e38, r'of size 3.4e\+38, but the largest of BF16 is 3.39e\+38\nuse --dtype f32'),
     ],
@@ -79,7 +80,8 @@ def test_an_export_names_the_ids_that_its_class_would_guess(tmp_path):
         # GPTNeoXModel drops the embeddings and both branches by hidden_dropout
         ('gpt-neox', {'dropout': 0.1}, {'attention_dropout': 0.1, 'hidden_dropout': 0.1}, []),
         (
-            'gpt-neox', {'attention_dropout': 0.2, 'residual_dropout': 0.1}, {'attention_dropout': 0.2, 'hidden_dropout': 0.0},
+            'gpt-neox', {'attention_dropout': 0.2, 'residual_dropout': 0.1}, {'attention_dropout': 0.2,
+            'hidden_dropout': 0.0},
             ['block.dropout = 0.1'],
         ),
         # StableLmDecoderLayer drops what the feed-forward adds, and not what attention adds

@@ -24,7 +24,9 @@ def opened_weights(directory):
 
 
 def of_byte(byte):
-    """The number of a byte in E4M3: sign, four bits of the exponent with bias 7, three of the mantissa. arXiv:2209.05433, table 1."""
+    """The number of a byte in E4M3: sign, four bits of the exponent with bias 7, three of the mantissa.
+    arXiv:2209.05433, table 1.
+    """
     sign, exponent, mantissa = -1.0 if byte & 128 else 1.0, byte >> 3 & 15, byte & 7
     return sign * (mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10))
 

@@ -16,10 +16,12 @@ RELEASED = json.loads((Path(__file__).parent / 'released_configs.json').read_tex
 CONFIGS = {table_of(one['config']).model_type: one['config'] for one in RELEASED.values()}  # one of each family
 CONFIGS['gemma3'] = RELEASED['gemma3-4b']['config']  # with a vision tower
 WRONG = (
-    None, True, False, 0, 1, -1, 7, 1.5, -0.5, float('nan'), float('inf'), 10**30, 10**400, 1e308, 1e-200, 2**31 - 1, '', 'x', '4', [], [0], ['x'],
+    None, True, False, 0, 1, -1, 7, 1.5, -0.5, float('nan'), float('inf'), 10**30, 10**400, 1e308, 1e-200, 2**31 - 1,
+    '', 'x', '4', [], [0], ['x'],
     [None], [[]], {}, {'a': 1}, {'rope_type': 'llama3'}, {'rope_type': 'linear', 'factor': '2'}, {'type': []},
     {'rope_type': 'linear', 'factor': 0}, {'rope_type': 'linear', 'factor': -1}, {'rope_theta': None},
-    {'rope_type': 'llama3', 'factor': 8, 'low_freq_factor': 4, 'high_freq_factor': 1, 'original_max_position_embeddings': 0},
+    {'rope_type': 'llama3', 'factor': 8, 'low_freq_factor': 4, 'high_freq_factor': 1,
+    'original_max_position_embeddings': 0},
     {'full_attention': 1}, {'full_attention': {'rope_type': 7}, 'sliding_attention': []}, 'x' * 5000, ['x'] * 5000,
 )  # fmt: skip
 

@@ -39,8 +39,10 @@ def test_layers_with_experts(layers, step, expected):
 @pytest.mark.parametrize(
     'fields',
     [
-        {'no_rope_layers': [1] * 4}, {'attn_temperature_tuning': False}, {'attn_scale': 0.0}, {'layer_types': ['full_attention'] * 4},
-        {'layer_types': ['full_attention', 'chunked_attention'] * 2}, {'attention_bias': True}, {'tie_word_embeddings': True},
+        {'no_rope_layers': [1] * 4}, {'attn_temperature_tuning': False}, {'attn_scale': 0.0},
+        {'layer_types': ['full_attention'] * 4},
+        {'layer_types': ['full_attention', 'chunked_attention'] * 2}, {'attention_bias': True},
+        {'tie_word_embeddings': True},
     ],
 )  # fmt: skip
 def test_each_variant_is_written_as_it_was_read(fields):

@@ -45,8 +45,14 @@ def checkpoint(tmp_path):
         if name.startswith('model.layers.') and not name.startswith('model.layers.0.'):
             continue
         heads = 'self_attn' in name  # their sizes stay
-        shape = [32 if size == 16 and 'o_proj' in name else size if heads and (n == 0 or 'o_proj' in name) else sizes.get(size, size)
-                 for n, size in enumerate(x.shape)]  # fmt: skip
+        shape = [
+            32
+            if size == 16 and 'o_proj' in name
+            else size
+            if heads and (n == 0 or 'o_proj' in name)
+            else sizes.get(size, size)
+            for n, size in enumerate(x.shape)
+        ]
         tensors[name] = random.normal(size=shape).astype(np.float32)
     for name, outputs in (('gate_up_proj', 64), ('down_proj', 32)):
         tensors[f'{EXPERTS}{name}_blocks'] = random.integers(0, 256, (2, outputs, 1, 16), dtype=np.uint8)

@@ -58,7 +58,8 @@ def test_a_released_checkpoint_has_the_weights_of_its_text_model(case, tmp_path)
 
 @pytest.mark.parametrize(
     'fields',
-    [{'attn_output_gate': False}, {'output_gate_type': 'sigmoid'}, {'mamba_ssm_dtype': 'bfloat16'}, {'mlp_only_layers': [1]},
+    [{'attn_output_gate': False}, {'output_gate_type': 'sigmoid'}, {'mamba_ssm_dtype': 'bfloat16'},
+    {'mlp_only_layers': [1]},
      {'attention_bias': True}, {'layer_types': ['sliding_attention'] * 4}],
 )  # fmt: skip
 def test_what_the_class_does_not_have_is_refused(fields):

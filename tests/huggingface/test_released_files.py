@@ -1,8 +1,8 @@
 """Whole sets of files, with the names and dtypes of releases on the hub, come in and go out again.
 
-The weights are those of tests/goldens. What is around them, such as masks, tables, tokenizers and ids, is as in the releases that
-each case names; sizes are small. Names and dtypes are from memory, since the tests have no network; that of Gemma 3's
-token without a row is in huggingface/transformers issue 37011.
+The weights are those of tests/goldens. What is around them, such as masks, tables, tokenizers and ids, is as in the
+releases that each case names; sizes are small. Names and dtypes are from memory, since the tests have no network; that
+of Gemma 3's token without a row is in huggingface/transformers issue 37011.
 """
 
 import json
@@ -30,7 +30,8 @@ from pretrax.weights.trained import open_trained
 GOLDENS = Path(__file__).parents[1] / 'goldens'
 # Names of safetensors 0.8, and their bits
 BITS = {
-    'BOOL': 8, 'U8': 8, 'I8': 8, 'F8_E5M2': 8, 'F8_E4M3': 8, 'F8_E8M0': 8, 'F8_E4M3FNUZ': 8, 'F8_E5M2FNUZ': 8, 'I16': 16,
+    'BOOL': 8, 'U8': 8, 'I8': 8, 'F8_E5M2': 8, 'F8_E4M3': 8, 'F8_E8M0': 8, 'F8_E4M3FNUZ': 8, 'F8_E5M2FNUZ': 8,
+    'I16': 16,
     'U16': 16, 'I32': 32, 'U32': 32, 'C64': 64, 'F64': 64, 'I64': 64, 'U64': 64, 'F4': 4, 'F6_E2M3': 6, 'F6_E3M2': 6,
 }  # fmt: skip
 
@@ -63,7 +64,9 @@ def golden(case):
 
 
 def gpt2(directory):
-    """openai-community/gpt2: without the prefix, with masks in F32; files of other tools have them in U8, and the head twice."""
+    """openai-community/gpt2: without the prefix, with masks in F32; files of other tools have them in U8, and the head
+    twice.
+    """
     config, tensors = golden('gpt2')
     weights = {name.removeprefix('transformer.'): x for name, x in tensors.items()}
     mask = np.tril(np.ones((1, 1, 64, 64), np.uint8))
@@ -94,7 +97,9 @@ def pythia(directory):
 
 
 def llama2(directory):
-    """meta-llama/Llama-2-7b-hf: F16 in shards with angles, an index that lists more angles than the files have, tokenizer.model."""
+    """meta-llama/Llama-2-7b-hf: F16 in shards with angles, an index that lists more angles than the files have,
+    tokenizer.model.
+    """
     config, tensors = golden('llama2')
     half = {name: x.astype(np.float16) for name, x in tensors.items()}
     angles = {f'model.layers.{i}.self_attn.rotary_emb.inv_freq': np.ones(3, np.float32) for i in range(2)}
@@ -115,7 +120,9 @@ def llama2(directory):
 
 
 def mistral(directory):
-    """mistralai/Mistral-7B-v0.3: the weights again under Mistral's own names, in consolidated.safetensors, and its params.json."""
+    """mistralai/Mistral-7B-v0.3: the weights again under Mistral's own names, in consolidated.safetensors, and its
+    params.json.
+    """
     config, tensors = golden('mistral')
     half = {name: x.astype(ml_dtypes.bfloat16) for name, x in tensors.items()}
     save_file(half, directory / 'model.safetensors')
@@ -138,7 +145,9 @@ def gemma3(directory):
 
 
 def qwen2(directory):
-    """Qwen/Qwen2.5-0.5B, as `safetensors.torch.save_model` writes it: of the tied embedding and head only lm_head.weight."""
+    """Qwen/Qwen2.5-0.5B, as `safetensors.torch.save_model` writes it: of the tied embedding and head only
+    lm_head.weight.
+    """
     config, tensors = golden('qwen2')
     half = {name: x.astype(ml_dtypes.bfloat16) for name, x in tensors.items()}
     stored = {'lm_head.weight' if name == 'model.embed_tokens.weight' else name: x for name, x in half.items()}
@@ -207,7 +216,9 @@ def continued(tmp_path, **data):
 
 @pytest.mark.parametrize('data', [{'validation': 0}, {'streaming': True, 'validation_documents': 0}])
 def test_a_run_continues_a_model_with_fewer_rows_than_tokens(data, tmp_path):
-    """The text has none of the others. A row of ids that has one is refused before a device reads another row instead."""
+    """The text has none of the others. A row of ids that has one is refused before a device reads another row
+    instead.
+    """
     prepared = prepare(load(continued(tmp_path, **data)), lambda line: None)
     assert 'vocabulary: the tokenizer has 97 tokens, the model the first 96' in '\n'.join(map(str, prepared.startup))
     text = prepared.batch(0)

@@ -1,4 +1,6 @@
-"""Layers with a window are those of each class of transformers, and a vision tower is left out (goldens/make_windows.py)."""
+"""Layers with a window are those of each class of transformers, and a vision tower is left out
+(goldens/make_windows.py).
+"""
 
 from pathlib import Path
 

@@ -23,12 +23,14 @@ GREEDY = Sampling(temperature=0)
 SHARED = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]  # with which several prompts begin: four pages
 WINDOWED = LLAMA | {'window': 6, 'global_every': 2}
 STATES = LLAMA | {
-    'layer_types': ('mamba', 'delta', 'window', 'full'), 'n_layers': 4, 'window': 6, 'linear_heads': 4, 'linear_key_heads': 2,
+    'layer_types': ('mamba', 'delta', 'window', 'full'), 'n_layers': 4, 'window': 6, 'linear_heads': 4,
+    'linear_key_heads': 2,
     'linear_d_head': 8, 'linear_d_key': 6,
 }  # fmt: skip
 OPTIONS = EngineOptions(max_length=LENGTH, slots=4, block=4, chunk=8, page=4)
 OTHERS = (
-    ('llama', 'eight devices'), ('gpt2', 'one device'), ('windowed', 'eight devices'), ('mixture', 'one device'), ('chunked', 'one device'), ('chunked', 'eight devices'),
+    ('llama', 'eight devices'), ('gpt2', 'one device'), ('windowed', 'eight devices'), ('mixture', 'one device'),
+    ('chunked', 'one device'), ('chunked', 'eight devices'),
     ('mixture', 'eight devices'), ('mixture', 'experts apart'), ('states', 'eight devices'),
 )  # fmt: skip
 MESHES = {
@@ -155,7 +157,9 @@ def writes_the_likeliest_tokens(name, mesh_name, draft=None, **changes):
     ],
 )
 def test_answers_are_those_of_the_forward_pass(name, mesh_name):
-    """Requests join and leave, some are canceled, prompts are read in chunks, and two kinds of beginnings are shared."""
+    """Requests join and leave, some are canceled, prompts are read in chunks, and two kinds of beginnings are
+    shared.
+    """
     status = writes_the_likeliest_tokens(name, mesh_name)
     assert mesh_name != 'one device' or status.cached_prompt_tokens >= 16
 
@@ -190,7 +194,9 @@ def test_answers_of_every_family_are_those_of_the_forward_pass(name, mesh_name, 
 
 @pytest.mark.slow
 def test_states_are_those_of_the_forward_pass():
-    """As above. A prompt that begins like another one is read again; so is one that is scored before its answer is written."""
+    """As above. A prompt that begins like another one is read again; so is one that is scored before its answer is
+    written.
+    """
     status = writes_the_likeliest_tokens('states', 'one device')
     assert status.cached_prompt_tokens == status.cached_pages == 0
     engine = engine_of('states')
@@ -443,7 +449,9 @@ def test_a_request_that_can_never_run_is_refused(engine, changes, message):
 
 
 def test_a_length_fits_if_its_cache_does():
-    """A cache has 2 arrays per layer of f32[9 sequences of the length, 2 heads, 8], and a page of 16 tokens for padding."""
+    """A cache has 2 arrays per layer of f32[9 sequences of the length, 2 heads, 8], and a page of 16 tokens for
+    padding.
+    """
     model, options = (
         transformer(LLAMA | {'n_layers': 2, 'n_kv_heads': 2, 'd_head': 8}),
         EngineOptions(max_length=1 << 20),

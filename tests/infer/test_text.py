@@ -1,4 +1,6 @@
-"""The streamed text of an answer is the text of its tokens as `tokenizers` decodes them, cut at the first stop string."""
+"""The streamed text of an answer is the text of its tokens as `tokenizers` decodes them, cut at the first stop
+string.
+"""
 
 import functools
 import itertools
@@ -66,7 +68,8 @@ KINDS = {
     'end of word': lambda: of_words([*WORDS, 'a</w>', 'STOP</w>', '</w>'], decoders.BPEDecoder()),
     'stripped tokens': lambda: of_words([*WORDS, ' a ', '  '], decoders.Strip(' ', 1, 0)),
     'no decoder': lambda: of_words(WORDS, None),
-    'looks at the whole text': lambda: of_words(WORDS, decoders.Sequence([decoders.Fuse(), decoders.Replace('ST', 'x')])),
+    'looks at the whole text': lambda: of_words(WORDS, decoders.Sequence([decoders.Fuse(), decoders.Replace('ST',
+    'x')])),
     'ctc': lambda: of_words([*WORDS, '<pad>', '|'], decoders.CTC()),
 }  # fmt: skip
 

@@ -35,7 +35,8 @@ def test_killed_and_hung_processes_do_not_change_the_losses(tmp_path, capsys):
         assert hurt.wait() == 0, hurt.said
     ended = hurt.events('ended')
     assert [event['why'] for event in ended] == [
-        'killed: process 3 (SIGKILL)', 'killed: process 0 (SIGKILL)', 'no sign of life: process 1', 'stopped on request',
+        'killed: process 3 (SIGKILL)', 'killed: process 0 (SIGKILL)', 'no sign of life: process 1',
+        'stopped on request',
     ]  # fmt: skip
     for before, after in zip(ended, hurt.events('began')[1:], strict=False):
         assert before['step'] == after['step'] > 0, 'from the newest checkpoint'

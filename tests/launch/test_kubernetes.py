@@ -1,4 +1,6 @@
-"""`pretrax launch kubernetes` through the real kubectl, with pods that are processes; see tests/kubernetes_cluster.py."""
+"""`pretrax launch kubernetes` through the real kubectl, with pods that are processes; see
+tests/kubernetes_cluster.py.
+"""
 
 import json
 import subprocess
@@ -64,7 +66,8 @@ def test_a_dry_run_prints_manifests_that_kubernetes_accepts_and_touches_nothing(
     ('name', 'topology', 'hosts', 'chips'),
     [
         ('v5p-128', '4x4x4', 16, 4), ('v5p-8', '2x2x1', 1, 4), ('v5p:4x4x8', '4x4x8', 32, 4), ('v4-16', '2x2x2', 2, 4),
-        ('v5e-16', '4x4', 4, 4), ('v5e-8', '2x4', 1, 8), ('v5e-4', '2x2', 1, 4), ('v6e-256', '16x16', 64, 4), ('v6e-1', '1x1', 1, 1),
+        ('v5e-16', '4x4', 4, 4), ('v5e-8', '2x4', 1, 8), ('v5e-4', '2x2', 1, 4), ('v6e-256', '16x16', 64, 4), ('v6e-1',
+        '1x1', 1, 1),
     ],
 )  # fmt: skip
 def test_a_slice_has_the_hosts_that_google_says(config, capsys, name, topology, hosts, chips):
@@ -196,7 +199,8 @@ class TestCluster:
         ('kind', 'owner'),
         [
             ('JobSet', '/data/other'), ('Job', None), ('ConfigMap', '/data/other'),
-            *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (('JobSet', None), ('Job', '/data/other'), ('ConfigMap', None))),
+            *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (('JobSet', None), ('Job', '/data/other'),
+            ('ConfigMap', None))),
         ],
     )  # fmt: skip
     def test_the_objects_of_another_run_are_left_alone(self, config, capsys, cluster, kind, owner):

@@ -127,7 +127,9 @@ def test_every_pod_has_its_number(slices):
 
 
 def test_the_address_of_the_first_process_is_a_name_of_the_headless_service():
-    """JobSet: <jobSet.name>-<replicatedJob.name>-<job-index>-<pod-index>.<subdomain>; Job: <job>-<index>.<subdomain>."""
+    """JobSet: <jobSet.name>-<replicatedJob.name>-<job-index>-<pod-index>.<subdomain>; Job:
+    <job>-<index>.<subdomain>.
+    """
     spec = the('JobSet', TPU)['spec']
     address = f'base-{spec["replicatedJobs"][0]["name"]}-0-0.{spec["network"]["subdomain"]}'
     variables = {one['name']: one.get('value') for one in template(TPU)['containers'][0]['env']}

@@ -1,4 +1,6 @@
-"""The process of one machine, as `srun`, ssh and a pod start it, over small programs in the place of `pretrax train`."""
+"""The process of one machine, as `srun`, ssh and a pod start it, over small programs in the place of `pretrax
+train`.
+"""
 
 import json
 import os
@@ -43,7 +45,8 @@ def node(values):
 
     def start(program, *check, how='', ready=True, forked=True, **environment):
         process = subprocess.Popen(
-            [programs() / 'python' if forked else sys.executable, '-c', NODE, json.dumps(values), how, program, *check], stdin=subprocess.PIPE,
+            [programs() / 'python' if forked else sys.executable, '-c', NODE, json.dumps(values), how, program, *check],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | environment,
         )  # fmt: skip
         started.append(process)
@@ -65,7 +68,8 @@ def run_dir(values):
 
 
 @pytest.mark.parametrize(
-    ('program', 'code'), [('pass', 0), ('raise SystemExit(75)', 75), ('raise SystemExit(2)', 2), ('import os; os.kill(os.getpid(), 9)', 137)]
+    ('program', 'code'), [('pass', 0), ('raise SystemExit(75)', 75), ('raise SystemExit(2)', 2),
+    ('import os; os.kill(os.getpid(), 9)', 137)]
 )  # fmt: skip
 def test_it_exits_with_the_code_of_the_training(node, program, code):
     assert node(program, ready=False).wait(PATIENCE) == code
@@ -170,7 +174,8 @@ def test_the_training_follows_a_check_that_succeeds(node):
 
 @pytest.mark.parametrize(
     ('environment', 'number'),
-    [({}, 0), ({'SLURM_PROCID': '2'}, 2), ({'OMPI_COMM_WORLD_RANK': '1'}, 1), ({'JAX_PROCESS_ID': '3', 'SLURM_PROCID': '0'}, 3)],
+    [({}, 0), ({'SLURM_PROCID': '2'}, 2), ({'OMPI_COMM_WORLD_RANK': '1'}, 1), ({'JAX_PROCESS_ID': '3',
+    'SLURM_PROCID': '0'}, 3)],
 )  # fmt: skip
 def test_engines_number_the_processes(environment, number):
     assert process_number(environment) == number

@@ -28,7 +28,8 @@ from pretrax.observe.metrics import read_metrics
 
 pytestmark = pytest.mark.filterwarnings('ignore:os.fork:RuntimeWarning')
 
-# In the place of `pretrax train`: its loss is the distance of the learning rate from 0.03. The seed says what goes wrong.
+# In the place of `pretrax train`: its loss is the distance of the learning rate from 0.03. The seed says what goes
+# wrong.
 PROGRAM = """
 import json, math, os, pathlib, re, signal, sys, time
 text = pathlib.Path(sys.argv[-1]).read_text()
@@ -93,7 +94,9 @@ class Fake:
 
 
 class FakeScheduler(Fake):
-    """The same with jobs: `pretrax launch slurm` starts the program as a process that continues without the searcher."""
+    """The same with jobs: `pretrax launch slurm` starts the program as a process that continues without the
+    searcher.
+    """
 
     def __init__(self, place, monkeypatch):
         super().__init__(place, monkeypatch)

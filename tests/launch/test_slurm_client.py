@@ -70,7 +70,8 @@ def test_what_a_partition_can_give_is_accepted(slurm):
 def test_numbers_of_nodes_are_not_abbreviated(tmp_path, slurm):
     slurm('sinfo', '')
     (tmp_path / 'sinfo').write_text(
-        '#!/bin/sh\ncase " $* " in *" --noconvert "*) n=2048;; *) n=2K;; esac\necho "cpu*|up|infinite|1-8|$n|48|(null)"\n'
+        '#!/bin/sh\ncase " $* " in *" --noconvert "*) n=2048;; *) n=2K;; esac\n'
+        'echo "cpu*|up|infinite|1-8|$n|48|(null)"\n'
     )
     assert [one.nodes for one in partitions()] == [2048]
 

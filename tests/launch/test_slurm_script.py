@@ -96,7 +96,8 @@ def test_the_script_of_a_sweep():
 @pytest.mark.parametrize(
     ('text', 'minutes'),
     [
-        ('24h', 1440), ('90m', 90), ('1d12h', 2160), ('1-12:00:00', 2160), ('2-6', 3240), ('2-6:30', 3270), ('12:00:00', 720),
+        ('24h', 1440), ('90m', 90), ('1d12h', 2160), ('1-12:00:00', 2160), ('2-6', 3240), ('2-6:30', 3270), ('12:00:00',
+        720),
         ('30:00', 30), ('30:30', 31), ('45', 45),
     ],
 )  # fmt: skip
@@ -261,7 +262,8 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     ('words', 'said'),
     [
-        (['--nodes', '3', '--gpus-per-node', '8'], '3 nodes with 8 devices each, 24 in all: batch: 16 sequences per step'),
+        (['--nodes', '3', '--gpus-per-node', '8'],
+        '3 nodes with 8 devices each, 24 in all: batch: 16 sequences per step'),
         (['--time', 'tomorrow'], '--time tomorrow: expected a time limit'),
         (['--out', 'sweeps/a'], '--out and --at-once belong to a sweep'),
         (['processes.index=0'], 'the launcher sets processes.index'),

@@ -1,4 +1,6 @@
-"""`pretrax launch ssh` on hosts with a real sshd: what is lost, cut off and switched off, and mistakes before the start."""
+"""`pretrax launch ssh` on hosts with a real sshd: what is lost, cut off and switched off, and mistakes before the
+start.
+"""
 
 import os
 import shlex

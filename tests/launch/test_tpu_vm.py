@@ -257,7 +257,8 @@ def test_a_gcloud_that_hangs_is_ended(monkeypatch, tmp_path):
 
 
 needs_namespaces = pytest.mark.skipif(
-    shutil.which('unshare') is None or subprocess.run(['unshare', '--mount', 'true'], capture_output=True).returncode != 0,
+    shutil.which('unshare') is None or subprocess.run(['unshare', '--mount', 'true'],
+    capture_output=True).returncode != 0,
     reason='namespaces of Linux need root',
 )  # fmt: skip
 
@@ -294,7 +295,8 @@ class Vms:
     def launch(self):
         """The foreground command; its output goes to the file `said`."""
         command = [
-            sys.executable, '-m', 'pretrax', 'launch', 'tpu-vm', str(self.config), f'run_dir={self.run_dir}', 'mesh.d=2',
+            sys.executable, '-m', 'pretrax', 'launch', 'tpu-vm', str(self.config), f'run_dir={self.run_dir}',
+            'mesh.d=2',
             '--accelerator', 'v5e-1', '--slices', '2', '--zone', 'z', '--setup', 'true', '--every', '1',
         ]  # fmt: skip
         with self.said.open('w') as said:
@@ -341,7 +343,9 @@ class TestRecovery:
             return undisturbed(vms.config, tmp_path / 'undisturbed', 2, 'mesh.d=2')
 
     def test_slices_that_google_takes_back_are_replaced(self, vms, tmp_path, gcloud, monkeypatch):
-        """Every loss equals that of a run on this machine; the number of each process comes from its metadata server."""
+        """Every loss equals that of a run on this machine; the number of each process comes from its metadata
+        server.
+        """
         expected = self.expected(vms, tmp_path, monkeypatch)
         vms.launch()
         vms.until_checkpoint()

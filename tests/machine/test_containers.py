@@ -1,4 +1,6 @@
-"""Containers as some clusters start them: no user of this number, no home or one that is read-only, a tiny /dev/shm, one core."""
+"""Containers as some clusters start them: no user of this number, no home or one that is read-only, a tiny /dev/shm,
+one core.
+"""
 
 import json
 import os
@@ -8,7 +10,8 @@ import sys
 import pytest
 
 RUN = {
-    'name': 'small', 'steps': 2, 'model': {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 2}},
+    'name': 'small', 'steps': 2, 'model': {'family': 'llama', 'n_layers': 1, 'd_model': 16,
+    'attention': {'n_heads': 2}},
     'data': {'text': 'text.jsonl', 'vocab_size': 300, 'workers': 2}, 'batch': {'tokens': 64, 'sequence_length': 16},
     'optimizer': {'learning_rate': 0.01}, 'schedule': {'name': 'constant'}, 'precision': {'compute': 'f32'},
     'mesh': {'r': 1, 'd': 1}, 'run_dir': 'run', 'eval': {'every': 2},

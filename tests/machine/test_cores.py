@@ -41,8 +41,8 @@ def test_available_memory_is_what_linux_reports_and_half_elsewhere(monkeypatch):
     assert cores.available_memory() == cores.total_memory() // 2
 
 
-# Files of a container with a quota of 1.5 cores and 2 GB, as docker and Kubernetes mount them; the second is of a process
-# deeper in the tree, as under systemd and Slurm, whose own cgroup has no limit.
+# Files of a container with a quota of 1.5 cores and 2 GB, as docker and Kubernetes mount them; the second is of a
+# process deeper in the tree, as under systemd and Slurm, whose own cgroup has no limit.
 CGROUPS = {
     'version 2': {
         'proc/self/cgroup': '0::/\n', 'sys/fs/cgroup/cpu.max': '150000 100000\n',
@@ -55,13 +55,17 @@ CGROUPS = {
         'sys/fs/cgroup/job_7/step_0/cpu.max': 'max 100000\n', 'sys/fs/cgroup/job_7/step_0/memory.max': 'max\n',
     },
     'version 1': {
-        'proc/self/cgroup': '4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n', 'sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us': '150000\n',
-        'sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us': '100000\n', 'sys/fs/cgroup/memory/memory.limit_in_bytes': '2000000000\n',
-        'sys/fs/cgroup/memory/memory.usage_in_bytes': '900000000\n', 'sys/fs/cgroup/memory/memory.stat': 'total_inactive_file 400000000\n',
+        'proc/self/cgroup': '4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n',
+        'sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us': '150000\n',
+        'sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us': '100000\n',
+        'sys/fs/cgroup/memory/memory.limit_in_bytes': '2000000000\n',
+        'sys/fs/cgroup/memory/memory.usage_in_bytes': '900000000\n',
+        'sys/fs/cgroup/memory/memory.stat': 'total_inactive_file 400000000\n',
     },
     'no limit': {
         'proc/self/cgroup': '4:memory:/\n3:cpu,cpuacct:/\n', 'sys/fs/cgroup/cpu/cpu.cfs_quota_us': '-1\n',
-        'sys/fs/cgroup/cpu/cpu.cfs_period_us': '100000\n', 'sys/fs/cgroup/memory/memory.limit_in_bytes': '9223372036854771712\n',
+        'sys/fs/cgroup/cpu/cpu.cfs_period_us': '100000\n',
+        'sys/fs/cgroup/memory/memory.limit_in_bytes': '9223372036854771712\n',
         'sys/fs/cgroup/memory/memory.usage_in_bytes': '900000000\n',
     },
     'no cgroups': {},

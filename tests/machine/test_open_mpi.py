@@ -15,7 +15,8 @@ from pretrax.machine.open_mpi import mpi_identity
 def rank(index, count, local, **more):
     """Variables of a process as `mpirun` 5.0.11 sets them."""
     return {
-        'OMPI_COMM_WORLD_SIZE': str(count), 'OMPI_COMM_WORLD_RANK': str(index), 'OMPI_COMM_WORLD_LOCAL_RANK': str(index % local),
+        'OMPI_COMM_WORLD_SIZE': str(count), 'OMPI_COMM_WORLD_RANK': str(index),
+        'OMPI_COMM_WORLD_LOCAL_RANK': str(index % local),
         'OMPI_COMM_WORLD_LOCAL_SIZE': str(local), **more,
     }  # fmt: skip
 

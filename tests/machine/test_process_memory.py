@@ -1,4 +1,6 @@
-"""`pretrax train` asks for huge pages that it keeps by starting itself again, once, and leaves alone what was decided."""
+"""`pretrax train` asks for huge pages that it keeps by starting itself again, once, and leaves alone what was
+decided.
+"""
 
 import os
 import subprocess

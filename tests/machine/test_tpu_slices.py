@@ -1,4 +1,6 @@
-"""Identity on slices of TPUs: from the variables of GKE, and from the metadata server of TPU VMs, as JAX understands both."""
+"""Identity on slices of TPUs: from the variables of GKE, and from the metadata server of TPU VMs, as JAX understands
+both.
+"""
 
 import contextlib
 import os
@@ -90,7 +92,8 @@ def test_two_slices_of_two_workers_train_as_four_processes_do(tmp_path):
         for number, (this, worker) in enumerate(places):
             # The plugin reads the number of the process.
             plain.append({
-                'JAX_COORDINATOR_ADDRESS': f'127.0.0.1:{ports[0]}', 'JAX_NUM_PROCESSES': '4', 'JAX_PROCESS_ID': str(number),
+                'JAX_COORDINATOR_ADDRESS': f'127.0.0.1:{ports[0]}', 'JAX_NUM_PROCESSES': '4',
+                'JAX_PROCESS_ID': str(number),
             })  # fmt: skip
             hosts = {'TPU_WORKER_HOSTNAMES': '127.0.0.1,127.0.0.1', 'MEGASCALE_COORDINATOR_ADDRESS': '127.0.0.1'}
             by_gke.append(gke(2, 2, worker, this) | hosts | {'JAX_COORDINATOR_PORT': str(ports[1])})

@@ -1,4 +1,6 @@
-"""Who stands where: places of tokens at their experts, the way there and back, and grouped products against plain ones."""
+"""Who stands where: places of tokens at their experts, the way there and back, and grouped products against plain
+ones.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,6 @@
-"""Products in int8 and fp8: what they compute, that no mesh changes it, that chance is fair, and that training goes on."""
+"""Products in int8 and fp8: what they compute, that no mesh changes it, that chance is fair, and that training goes
+on.
+"""
 
 import functools
 
@@ -35,7 +37,9 @@ def into_and_out_of(
     kind: str,
     seed: num['two'],
 ) -> tuple[num['B/r/d/e L/c M'], num['B/r/d/e L/c M'], f32['M/d H/t D'], f32['H/t D M/d']]:
-    """x w v and its gradients, weights sharded as those of attention are: one product splits its result, one its sum."""
+    """x w v and its gradients, weights sharded as those of attention are: one product splits its result, one its
+    sum.
+    """
 
     def loss(x, w, v):
         h = product(
@@ -302,7 +306,8 @@ def test_patterns_choose_products():
 @pytest.mark.parametrize(
     ('kind', 'platform', 'device', 'fast'),
     [
-        ('int8', 'tpu', 'TPU v5 lite', True), ('fp8', 'tpu', 'TPU v5 lite', False), ('fp8', 'cuda', 'NVIDIA H200', True),
+        ('int8', 'tpu', 'TPU v5 lite', True), ('fp8', 'tpu', 'TPU v5 lite', False), ('fp8', 'cuda', 'NVIDIA H200',
+        True),
         ('fp8', 'cuda', 'NVIDIA H100 80GB HBM3', True), ('fp8', 'cuda', 'NVIDIA A100-SXM4-80GB', False),
         ('int8', 'cuda', 'NVIDIA H200', False), ('fp8', 'cuda', 'NVIDIA GH200 480GB', True),
     ],

@@ -37,12 +37,15 @@ def test_parameters_of_matrix_products():
     ('preset', 'active', 'tolerance'),
     # Jiang et al. 2024, section 1; the others' names: Qwen count without the embedding (57b) or round (3.3 to 3)
     # DeepSeek-AI 2024, arXiv:2405.04434 (V2: 21B; Lite: 2.4B), arXiv:2412.19437; Kimi Team 2025, arXiv:2507.20534
-    [('deepseek-v2-lite', 2.4e9 + 102400 * 2048, 0.05), ('deepseek-v2', 21.4e9, 0.01), ('deepseek-v3', 37e9, 0.02), ('kimi-k2', 32.6e9, 0.02),
+    [('deepseek-v2-lite', 2.4e9 + 102400 * 2048, 0.05), ('deepseek-v2', 21.4e9, 0.01), ('deepseek-v3', 37e9, 0.02),
+    ('kimi-k2', 32.6e9, 0.02),
      # GLM-4.5 Team 2025, arXiv:2508.06471, table 1, without embeddings; MiniMax-M2's card: 10B
      ('glm4.5', 32e9 + 2 * 151552 * 5120, 0.01), ('glm4.5-air', 12e9 + 2 * 151552 * 4096, 0.02),
      ('minimax-m2', 10e9 + 2 * 200064 * 3072, 0.02),
-     ('olmoe-1b-7b', 1.3e9, 0.02), ('mixtral-8x7b', 12.9e9, 0.005), ('qwen2-57b-a14b', 14.2e9, 0.005), ('qwen3-235b-a22b', 22.2e9, 0.005),
-     ('moonlight-16b-a3b', 2.24e9 + 2 * 163840 * 2048, 0.01), ('qwen3-30b-a3b', 3.3e9, 0.02), ('qwen1.5-moe-a2.7b', 2.7e9, 0.01), ('mixtral-8x22b', 39e9, 0.005)],
+     ('olmoe-1b-7b', 1.3e9, 0.02), ('mixtral-8x7b', 12.9e9, 0.005), ('qwen2-57b-a14b', 14.2e9, 0.005),
+     ('qwen3-235b-a22b', 22.2e9, 0.005),
+     ('moonlight-16b-a3b', 2.24e9 + 2 * 163840 * 2048, 0.01), ('qwen3-30b-a3b', 3.3e9, 0.02), ('qwen1.5-moe-a2.7b',
+     2.7e9, 0.01), ('mixtral-8x22b', 39e9, 0.005)],
 )  # fmt: skip
 def test_parameters_per_token(preset, active, tolerance):
     """The experts that a token uses. FLOPs are computed from these, without embeddings and norms."""
@@ -206,10 +209,12 @@ def test_contradicting_options_are_refused(options, message):
 
 # A value that the configuration may say, of each option that applies to attention only
 OF_ATTENTION = {
-    'n_heads': 4, 'n_kv_heads': 2, 'd_head': 8, 'attention_dropout': 0.1, 'kv_rank': 8, 'q_rank': 8, 'd_rope': 4, 'd_nope': 4,
+    'n_heads': 4, 'n_kv_heads': 2, 'd_head': 8, 'attention_dropout': 0.1, 'kv_rank': 8, 'q_rank': 8, 'd_rope': 4,
+    'd_nope': 4,
     'qk_norm': 'head', 'qkv_bias': True, 'o_bias': True, 'rope_base': 5e5, 'local_rope_base': 1e4,
     'rope_scaling': {'kind': 'linear', 'factor': 2.0}, 'rotary_fraction': 0.5, 'nope_every': 2, 'nope_global': True,
-    'window': 4, 'window_type': 'chunked', 'global_every': 2, 'query_pre_attn_scalar': 9.0, 'attention_temperature': 0.1,
+    'window': 4, 'window_type': 'chunked', 'global_every': 2, 'query_pre_attn_scalar': 9.0,
+    'attention_temperature': 0.1,
     'temperature_length': 16, 'attention_softcap': 30.0, 'attention_gate': True, 'attention_sinks': True,
 }  # fmt: skip
 MAMBA = {'family': 'mamba2', 'n_layers': 2, 'd_model': 32, 'linear_d_head': 8, 'linear_d_key': 8}
@@ -266,15 +271,18 @@ def test_options_that_do_not_fit_the_data_are_refused(options, message):
     [
         (LLAMA, 16, (1, 1, 8), r'model.attention.n_heads = 4 is not divisible by mesh.t = 8\nuse mesh.t=4'),
         (LLAMA, 16, (1, 1, 4), r'model.attention.n_kv_heads = 2 is not divisible by mesh.t = 4\nuse mesh.t=2'),
-        (LLAMA | {'d_ff': 49}, 16, (1, 1, 2), r'model.feed_forward.d_ff = 49 is not divisible by mesh.t = 2\nuse mesh.t=1'),
+        (LLAMA | {'d_ff': 49}, 16, (1, 1, 2),
+        r'model.feed_forward.d_ff = 49 is not divisible by mesh.t = 2\nuse mesh.t=1'),
         (LLAMA, 15, (1, 1, 2), r'batch.sequence_length = 15 is not divisible by mesh.t = 2\nuse mesh.t=1'),
-        (MIXTURE | {'d_shared': 25}, 16, (1, 1, 2), r'model.experts.d_shared = 25 is not divisible by mesh.t = 2\nuse mesh.t=1'),
+        (MIXTURE | {'d_shared': 25}, 16, (1, 1, 2),
+        r'model.experts.d_shared = 25 is not divisible by mesh.t = 2\nuse mesh.t=1'),
         (
             {'n_layers': 1, 'd_model': 36, 'n_heads': 3, 'd_ff': 48}, 15, (1, 1, 3),
             r'the padded vocabulary = 128 is not divisible by mesh.t = 3\nuse mesh.t=2',
         ),
         (LATENT, 16, (1, 8, 1), r'model.attention.latent.kv_rank = 12 is not divisible by mesh.d = 8\nuse mesh.d=6'),
-        (LLAMA | {'d_model': 36, 'd_head': 8}, 16, (1, 8, 1), r'd_model = 36 is not divisible by mesh.d = 8\nuse mesh.d=6'),
+        (LLAMA | {'d_model': 36, 'd_head': 8}, 16, (1, 8, 1),
+        r'd_model = 36 is not divisible by mesh.d = 8\nuse mesh.d=6'),
         (
             {'family': 'gpt2', 'n_layers': 1, 'd_model': 32, 'n_heads': 4, 'max_sequence_length': 17}, 16, (1, 1, 2),
             'max_sequence_length=18',

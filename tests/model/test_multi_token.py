@@ -1,4 +1,6 @@
-"""Multi-token prediction equals the paper's formulas in plain JAX, document by document, and transformers on a real layout."""
+"""Multi-token prediction equals the paper's formulas in plain JAX, document by document, and transformers on a real
+layout.
+"""
 
 import json
 from pathlib import Path
@@ -68,8 +70,10 @@ def test_the_loss_and_its_gradient_equal_the_reference(name):
 @pytest.mark.parametrize(
     ('name', 'mesh', 'more'),
     [
-        ('dense', {'d': 2, 't': 2}, {'loss_chunks': 2}), ('dense', {'c': 4}, {'context': 'ring'}), ('dense', {'c': 2, 't': 2}, {}),
-        ('dense', {}, {'save': 'none'}), ('experts', {'e': 2, 'r': 2}, {}), ('experts', {'t': 2}, {'layers': 'unroll', 'save': 'attention'}),
+        ('dense', {'d': 2, 't': 2}, {'loss_chunks': 2}), ('dense', {'c': 4}, {'context': 'ring'}), ('dense', {'c': 2,
+        't': 2}, {}),
+        ('dense', {}, {'save': 'none'}), ('experts', {'e': 2, 'r': 2}, {}), ('experts', {'t': 2}, {'layers': 'unroll',
+        'save': 'attention'}),
         ('latent', {'t': 2, 'd': 2}, {}),
     ],
     ids=str,
@@ -95,7 +99,9 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch(name):
 
 @pytest.fixture
 def released(tmp_path):
-    """A checkpoint of GLM-4.5 with a module behind its layers, as released: tables are repeated. And what transformers computes."""
+    """A checkpoint of GLM-4.5 with a module behind its layers, as released: tables are repeated. And what transformers
+    computes.
+    """
     golden, case = load_file(GOLDENS / 'multi_token.safetensors'), GOLDENS / 'glm4-moe'
     expected = {name: golden.pop(name) for name in ('tokens', 'logits')}
     tensors = load_file(case / 'model.safetensors') | golden
@@ -188,10 +194,13 @@ def test_a_pipeline_and_a_weight_without_modules_are_refused():
 
 
 def test_flops_and_parameters_of_a_module_are_those_of_a_layer_two_projections_and_the_unembedding():
-    """Of DeepSeek-V3's 685B parameters in files, 14B are of the module; 2 * 0.93B of these repeat the tables (its README)."""
+    """Of DeepSeek-V3's 685B parameters in files, 14B are of the module; 2 * 0.93B of these repeat the tables (its
+    README).
+    """
     plain, more = (resolve(decoder_options(preset='deepseek-v3', mtp_layers=n), 129280, 4096) for n in (0, 1))
     assert more.n_matmul_params - plain.n_matmul_params == (
-        (plain.n_matmul_params - resolve(decoder_options(preset='deepseek-v3', n_layers=60), 129280, 4096).n_matmul_params)
+        (plain.n_matmul_params - resolve(decoder_options(preset='deepseek-v3', n_layers=60), 129280,
+        4096).n_matmul_params)
         + 2 * 7168**2 + 129280 * 7168
     )  # fmt: skip
     with jax.set_mesh(mesh_of()):

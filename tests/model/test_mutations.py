@@ -56,7 +56,8 @@ FLIPPED = {
                      {'factor': 9.0, 'original_length': 30, 'beta_fast': 4.0, 'beta_slow': 1.0, 'truncate': False,
                       'attention_factor': 1.0}.items()],
     'qwen2-yarn': [{'rope_scaling': MSCALE | {name: value}} for name, value in
-                   {'truncate': True, 'mscale': None, 'mscale_all_dim': 0.6, 'beta_fast': 1.8, 'beta_slow': 0.6}.items()],
+                   {'truncate': True, 'mscale': None, 'mscale_all_dim': 0.6, 'beta_fast': 1.8,
+                   'beta_slow': 0.6}.items()],
     'phi3-longrope': [{'rope_scaling': LONGROPE | {name: value}} for name, value in
                       {'factor': 1.0, 'original_length': 48, 'long_factor': (1.5, 4.0, 8.0)}.items()],
     'phi4-mini': [{'rotary_fraction': 1.0, 'rope_scaling': {'kind': 'none'}}, {'rope_scaling': {'kind': 'none'}}],
@@ -79,21 +80,27 @@ FLIPPED = {
                     {'query_pre_attn_scalar': 6}],
     'deepseek-v2-lite': [{'n_expert_groups': 4, 'groups_per_token': 2}, {'norm_eps': 1e-6}]
                         + [{'rope_scaling': DEEPSEEK_YARN | one} for one in
-                           ({'kind': 'none'}, {'mscale': 1.1}, {'mscale_all_dim': 0.7}, {'factor': 5.0}, {'original_length': 200})],
+                           ({'kind': 'none'}, {'mscale': 1.1}, {'mscale_all_dim': 0.7}, {'factor': 5.0},
+                           {'original_length': 200})],
     'deepseek-v3': [{'router_bias': False}, {'group_scores': 'max'}, {'groups_per_token': 3}, {'router_scale': 1.0},
                     {'normalize_router': False}, {'router_scores': 'softmax'}, {'norm_eps': 1e-6}],
-    'glm4-moe': [{'router_bias': False}, {'router_scale': 1.0}, {'normalize_router': False}, {'router_scores': 'softmax'},
+    'glm4-moe': [{'router_bias': False}, {'router_scale': 1.0}, {'normalize_router': False},
+    {'router_scores': 'softmax'},
                  {'qkv_bias': False}, {'qk_norm': 'none'}, {'rotary_fraction': 1.0}, {'experts_per_token': 2}],
-    'glm4-moe-air': [{'groups_per_token': 3}, {'group_scores': 'max'}, {'normalize_router': True}, {'rotary_fraction': 0.5}],
-    'minimax-m2': [{'router_bias': False}, {'router_scores': 'softmax'}, {'normalize_router': False}, {'qk_norm': 'none'},
+    'glm4-moe-air': [{'groups_per_token': 3}, {'group_scores': 'max'}, {'normalize_router': True},
+    {'rotary_fraction': 0.5}],
+    'minimax-m2': [{'router_bias': False}, {'router_scores': 'softmax'}, {'normalize_router': False},
+    {'qk_norm': 'none'},
                    {'qk_norm': 'each_head'}, {'rotary_fraction': 1.0}, {'experts_per_token': 2}],
     'llama4': [{'window_type': 'sliding'}, {'window': 6}, {'window': 8}, {'global_every': 0}, {'nope_every': 2},
-               {'attention_temperature': 0.5}, {'temperature_length': 6}, {'attention_temperature': 0.0, 'temperature_length': None},
+               {'attention_temperature': 0.5}, {'temperature_length': 6}, {'attention_temperature': 0.0,
+               'temperature_length': None},
                {'qk_norm': 'none'}, {'qk_norm': 'head'}, {'weigh_inputs': False}, {'router_scores': 'softmax'},
                {'normalize_router': True}, {'experts_per_token': 1}, {'d_shared': 0}, {'norm_eps': 1e-5},
                {'rope_scaling': {'kind': 'none'}}],
     'llama4-mixed': [{'window_type': 'sliding'}, {'layer_types': ('full', 'window', 'window')}, {'qk_norm': 'l2'},
-                     {'nope_every': 0}, {'attention_temperature': 0.1, 'temperature_length': 4}, {'qkv_bias': False}, {'o_bias': False},
+                     {'nope_every': 0}, {'attention_temperature': 0.1, 'temperature_length': 4}, {'qkv_bias': False},
+                     {'o_bias': False},
                      {'weigh_inputs': False}],
     'qwen3-moe': [{'normalize_router': False}, {'experts_per_token': 2}, {'experts_per_token': 4}, {'qk_norm': 'none'}],
     'gemma': [{'norm_offset': 0.0}, {'scale_embedding': False}, {'activation': 'swiglu'}],
@@ -105,8 +112,10 @@ FLIPPED = {
     'olmo2': [{'qk_norm': 'none'}, {'block_norms': 'sandwich'}],
     'qwen3-next': [{'attention_gate': False}, {'norm_offset': 0.0}, {'rotary_fraction': 1.0}, {'shared_gate': False},
                    {'rope_base': 1000.0}],
-    'qwen3.5': [{'attention_gate': False}, {'norm_offset': 0.0}, {'rotary_fraction': 1.0}, {'qk_norm': 'none'}, {'rope_base': 1000.0}],
-    'qwen3.5-moe': [{'shared_gate': False}, {'experts_per_token': 1}, {'normalize_router': False}, {'rotary_fraction': 0.5},
+    'qwen3.5': [{'attention_gate': False}, {'norm_offset': 0.0}, {'rotary_fraction': 1.0}, {'qk_norm': 'none'},
+    {'rope_base': 1000.0}],
+    'qwen3.5-moe': [{'shared_gate': False}, {'experts_per_token': 1}, {'normalize_router': False},
+    {'rotary_fraction': 0.5},
                     {'layer_types': ('delta', 'full')}],
     'mamba2': [{'conv_bias': False}, {'norm_eps': 1e-3}, {'layer_types': ('delta',)}],
     'phi3': [{'window': 8}, {'window': 10}, {'window': 0}],
@@ -132,7 +141,9 @@ FLIPPED = {
 
 
 def forced(model, weights):
-    """Weights for another architecture: those of the same name, and ones or zeros that do nothing in place of others."""
+    """Weights for another architecture: those of the same name, and ones or zeros that do nothing in place of
+    others.
+    """
     known = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(weights)}
 
     def take(path, like):

@@ -1,4 +1,6 @@
-"""The schedules: every micro-batch visits every chunk of layers once, in order, and nobody waits longer than is said."""
+"""The schedules: every micro-batch visits every chunk of layers once, in order, and nobody waits longer than is
+said.
+"""
 
 import re
 
@@ -168,8 +170,10 @@ def test_the_memory_of_1f1b_does_not_grow_with_the_number_of_micro_batches():
 
 
 REFUSED = {
-    'balance': (MIXTURE | {'balance_over': 'batch'}, {'p': 2}, r'balance_over=sequence, or model.pipeline.schedule=inter'),
-    'tokens': (LLAMA, {'p': 4, 't': 2}, r'4 stages cannot share the loss of 2 tokens .*\nuse another batch.sequence_length'),
+    'balance': (MIXTURE | {'balance_over': 'batch'}, {'p': 2},
+    r'balance_over=sequence, or model.pipeline.schedule=inter'),
+    'tokens': (LLAMA, {'p': 4, 't': 2},
+    r'4 stages cannot share the loss of 2 tokens .*\nuse another batch.sequence_length'),
 }  # fmt: skip
 
 

@@ -152,7 +152,8 @@ def test_every_statistic_is_that_of_the_intermediate_values(options, length):
     'name',
     [
         'chunked attention',
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ('states', 'latent attention', 'experts, biases', 'parallel block')),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ('states', 'latent attention', 'experts, biases',
+        'parallel block')),
     ],
 )  # fmt: skip
 def test_the_loss_of_the_statistics_is_that_of_an_evaluation(name):

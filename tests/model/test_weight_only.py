@@ -36,7 +36,9 @@ PRODUCTS = {
 
 @pytest.mark.parametrize('name', PRODUCTS)
 def test_a_product_equals_that_of_the_dequantized_weights(name):
-    """Tokens differ a thousandfold in size, and an activation may be a thousand times smaller than its token's largest."""
+    """Tokens differ a thousandfold in size, and an activation may be a thousand times smaller than its token's
+    largest.
+    """
     function, equation, shape, inputs = PRODUCTS[name]
     w = RNG.standard_normal(shape).astype(np.float32) * 0.02
     values, scale = quantize(jnp.asarray(w), inputs)

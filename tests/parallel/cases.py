@@ -105,8 +105,10 @@ MODELS = {
     'stages, experts, 1f1b': MIXTURE | EIGHT | {'n_layers': 2, 'pipeline_schedule': '1f1b'},
 }
 AXES_OF = {
-    'dense': 'rdctp', 'dense, all_to_all': 'ctp', 'dense, 2 parts': 'rdct', 'experts': 'rdectp', 'experts, capacity': 'de',
-    'experts, mixed': 'rdect', 'experts, biases': 'ect', 'latent attention': 'rdect', 'parallel block': 'rdctp', 'states': 'rdt',
+    'dense': 'rdctp', 'dense, all_to_all': 'ctp', 'dense, 2 parts': 'rdct', 'experts': 'rdectp',
+    'experts, capacity': 'de',
+    'experts, mixed': 'rdect', 'experts, biases': 'ect', 'latent attention': 'rdect', 'parallel block': 'rdctp',
+    'states': 'rdt',
     'dropout': 'rdctp', 'chunked attention': 'rdect',
 }  # fmt: skip
 

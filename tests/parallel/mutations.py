@@ -1,10 +1,11 @@
-"""Every collective in the source, broken one at a time: the loss or a gradient on eight devices then differs from one's.
+"""Every collective in the source, broken one at a time: the loss or a gradient on eight devices then differs from
+one's.
 
     uv run python tests/parallel/mutations.py [part of a place]
 
-A broken collective gives a value of the right shape and type, of this device alone: nothing is sent, nothing is added up.
-So it is not the types that see it, but the comparison. It takes about ten minutes on two cores, and ends with code 1 if
-a broken collective is not seen.
+A broken collective gives a value of the right shape and type, of this device alone: nothing is sent, nothing is added
+up. So it is not the types that see it, but the comparison. It takes about ten minutes on two cores, and ends with code
+1 if a broken collective is not seen.
 """
 
 import ast
@@ -151,7 +152,8 @@ def own_pieces(spec, x, **_):
     """all_to_all: this device's pieces, put together as if they had come from all."""
     (before,), after = ops._parse('', spec, operands=1)
     source, target = sorted(
-        (i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b), key=lambda i: -len(before[i].axes) + len(after[i].axes)
+        (i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b),
+        key=lambda i: -len(before[i].axes) + len(after[i].axes)
     )  # fmt: skip
     (axis,) = before[source].axes[len(after[source].axes) :]
     return jnp.concatenate(jnp.split(ops.vary(x, (axis,)), size((axis,)), axis=target), axis=source)

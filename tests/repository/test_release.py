@@ -16,7 +16,8 @@ from repository.commands import REPOSITORY
 def clone(tmp_path):
     """A copy of the files under version control, with the date of a release in CHANGELOG.md."""
     listed = subprocess.run(
-        ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard', 'src', 'configs', 'scripts', '*.md', '*.cff', '*.toml', 'LICENSE', 'uv.lock', '.gitignore'],
+        ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard', 'src', 'configs', 'scripts', '*.md',
+        '*.cff', '*.toml', 'LICENSE', 'uv.lock', '.gitignore'],
         cwd=REPOSITORY, capture_output=True, text=True, check=True,
     ).stdout.rstrip('\0').split('\0')  # fmt: skip
     for name in listed:

@@ -1,7 +1,8 @@
 """Runs of the bigram model, each in a process of its own that is forked from this one, and killed where it is told.
 
 Forking after the imports, and before JAX has a backend, makes a process in a tenth of a second instead of several.
-A line of JSON in: {"values": configuration, "event": n, pattern or null, "seconds": s or null}; a line out: the signal or the exit code.
+A line of JSON in: {"values": configuration, "event": n, pattern or null, "seconds": s or null}; a line out: the signal
+or the exit code.
 """
 
 import json
@@ -43,7 +44,9 @@ class Kill(Quiet):
 
 
 def die_before(which, directory):
-    """Kills the process just before a change of a file below the directory: the which-th, or the first that it matches."""
+    """Kills the process just before a change of a file below the directory: the which-th, or the first that it
+    matches.
+    """
     counted = []
 
     def hook(event, arguments):

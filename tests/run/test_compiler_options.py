@@ -70,7 +70,8 @@ def test_the_configuration_wins_and_what_xla_does_not_know_is_left_out():
     found = chosen({'xla_cpu_prefer_vector_width': 512, 'xla_cpu_enable_fast_math': None})
     assert found.values == {'xla_cpu_prefer_vector_width': 512}
     assert str(found) == (
-        '1 from compiler.options: xla_cpu_prefer_vector_width=512; removed by compiler.options: xla_cpu_enable_fast_math; '
+        '1 from compiler.options: xla_cpu_prefer_vector_width=512; removed by compiler.options: '
+        'xla_cpu_enable_fast_math; '
         'unknown to this XLA: xla_cpu_of_the_future'
     )
     assert chosen().lines()[:2] == ['    xla_cpu_enable_fast_math=true', '        reason 0']

@@ -9,7 +9,8 @@ from pretrax.cli import main
 CONFIG = """
 name: small
 steps: 9
-model: {n_layers: 1, d_model: 32, attention: {n_heads: 2, n_kv_heads: 1}, feed_forward: {d_ff: 96}, init: {kind: xavier}}
+model:
+  {n_layers: 1, d_model: 32, attention: {n_heads: 2, n_kv_heads: 1}, feed_forward: {d_ff: 96}, init: {kind: xavier}}
 data: {name: synthetic, vocab_size: 64}
 batch: {tokens: 256, sequence_length: 32}
 optimizer: {name: adamw, learning_rate: 3e-3}

@@ -29,8 +29,10 @@ VALUES = {
 
 # What a save and the removal of an old checkpoint change, in this order; the process dies before it.
 CHANGES = [
-    r'os.mkdir .*\.partial$', r'os.mkdir .*/state[^/]*$', r'open .*/_METADATA', r'open .*commit_success', r'os.rename .*/state[^/]*$',
-    r'open .*manifest.json', r'os.rename .*\.partial$', r'os.rename .*/\d+$', r'os.remove manifest.json', r'os.rmdir .*\.table',
+    r'os.mkdir .*\.partial$', r'os.mkdir .*/state[^/]*$', r'open .*/_METADATA', r'open .*commit_success',
+    r'os.rename .*/state[^/]*$',
+    r'open .*manifest.json', r'os.rename .*\.partial$', r'os.rename .*/\d+$', r'os.remove manifest.json',
+    r'os.rmdir .*\.table',
     r'os.rmdir state', r'os.rmdir .*\.deleting', r'os.rmdir .*\.partial',
 ]  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Two processes on two machines, and the network between them is cut: for a moment, and for longer than the heartbeat.
 
-The machines are network namespaces of Linux on a switch. A pulled cable drops packets silently, as a real one does at the
-other end.
+The machines are network namespaces of Linux on a switch. A pulled cable drops packets silently, as a real one does at
+the other end.
 """
 
 import contextlib
@@ -57,7 +57,8 @@ class TwoMachines(Training):
                     JAX_COORDINATOR_ADDRESS='10.77.8.1:8476', JAX_NUM_PROCESSES='2', JAX_PROCESS_ID=number,
                     PRETRAX_HOSTS='machine-a,machine-b',
                 ),
-                stdout=subprocess.DEVNULL, stderr=self._cleanup.enter_context(run_dir.with_name(f'said-{number}').open('w')),
+                stdout=subprocess.DEVNULL,
+                stderr=self._cleanup.enter_context(run_dir.with_name(f'said-{number}').open('w')),
             )
             for number in '01'
         ]  # fmt: skip

@@ -1,4 +1,6 @@
-"""Stages of layers over the mesh axis p: one device's loss, gradients, weights and runs; what is sent; what is refused."""
+"""Stages of layers over the mesh axis p: one device's loss, gradients, weights and runs; what is sent; what is
+refused.
+"""
 
 import functools
 import re
@@ -44,8 +46,8 @@ FAMILIES = {
     },
     'experts by batch': MIXTURE | BALANCED | {'balance_over': 'batch', 'capacity': 0.75},
 }
-# Of gradients and weights. The reference of `states` in f32 is itself up to 1.9e-5 from the same reference in f64, and the decoder on
-# one device 1.6e-5: products of many decays. (The stages are 0.7e-5 from it.)
+# Of gradients and weights. The reference of `states` in f32 is itself up to 1.9e-5 from the same reference in f64, and
+# the decoder on one device 1.6e-5: products of many decays. (The stages are 0.7e-5 from it.)
 ROUNDING = {'states': 3e-5}
 
 
@@ -162,7 +164,8 @@ def test_weights_given_a_layer_at_a_time_go_to_their_stages():
     """As those of Hugging Face come (`init_from`)."""
     whole = np.arange(4 * 6 * 2, dtype=np.float32).reshape(4, 6, 2)
     sharding = NamedSharding(mesh_of(d=2, p=2), PartitionSpec('p', 'd'))
-    placed = _place((((i,), layer) for i, layer in enumerate(whole)), jax.ShapeDtypeStruct(whole.shape, whole.dtype, sharding=sharding))  # fmt: skip
+    placed = _place((((i,), layer) for i, layer in enumerate(whole)), jax.ShapeDtypeStruct(whole.shape, whole.dtype,
+    sharding=sharding))  # fmt: skip
     np.testing.assert_array_equal(placed, whole)
     assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 3, 2)}
 
@@ -191,9 +194,11 @@ def test_layers_that_make_no_stages_are_refused_with_what_does(case):
     ('changes', 'message'),
     [
         ({'batch': {'tokens': 192}}, r'3 sequences per device do not fill mesh.p = 2 stages.*\n.*batch.tokens=256'),
-        ({'batch': {'micro': 4}}, r'batch.micro = 4 makes 1 micro-batches per device, not a multiple of mesh.p = 2 .*\nuse batch.micro=2'),
+        ({'batch': {'micro': 4}},
+        r'batch.micro = 4 makes 1 micro-batches per device, not a multiple of mesh.p = 2 .*\nuse batch.micro=2'),
         ({'batch': {'micro': 3}}, r'batch.micro = 3 does not divide the 4 sequences per device\nuse batch.micro=2'),
-        ({'model': BIGRAM}, r'mesh.p = 2: model.name = bigram-of-tests does not support pipeline parallelism\nuse mesh.p=1'),
+        ({'model': BIGRAM}, r'mesh.p = 2: model.name = bigram-of-tests does not support pipeline parallelism\n'
+        'use mesh.p=1'),
     ],
 )  # fmt: skip
 def test_what_does_not_fill_the_stages_is_refused_with_what_does(values, changes, message):

@@ -29,7 +29,9 @@ QUIET = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'}
 
 @pytest.mark.slow
 def test_two_and_four_processes_train_like_one(values, tmp_path):
-    """Two of two devices, then four of one. Tokens travel to experts between both pairs; keys, in a ring, between the four."""
+    """Two of two devices, then four of one. Tokens travel to experts between both pairs; keys, in a ring, between the
+    four.
+    """
     values |= {'eval': {'every': 3, 'batches': 2}, 'schedule': {'name': 'constant', 'warmup': 2}}
     values['sample'] = {'every': 3, 'prompts': ['abc', 'fed cab', 'd'], 'tokens': 12}
     values['model'] = nest(
@@ -170,7 +172,8 @@ def test_the_process_that_is_missing_is_named_and_one_that_ends_ends_the_wait(va
     config = tmp_path / 'run.yaml'
     config.write_text(json.dumps(values))
     identity = {
-        'JAX_COORDINATOR_ADDRESS': coordinator_address(), 'JAX_NUM_PROCESSES': '3', 'PRETRAX_HOSTS': 'node-a,node-b,node-c'
+        'JAX_COORDINATOR_ADDRESS': coordinator_address(), 'JAX_NUM_PROCESSES': '3',
+        'PRETRAX_HOSTS': 'node-a,node-b,node-c'
     }  # fmt: skip
     there = [
         subprocess.Popen(

@@ -1,4 +1,6 @@
-"""Compiled programs kept from run to run: nothing that is computed changes, and whatever fails costs the compiler's time."""
+"""Compiled programs kept from run to run: nothing that is computed changes, and whatever fails costs the compiler's
+time.
+"""
 
 import json
 import os
@@ -19,7 +21,8 @@ VALUES = {
     'schedule': {'name': 'constant'}, 'precision': {'compute': 'f32'}, 'log': {'every': 1}, 'eval': {'every': 0},
 }  # fmt: skip
 
-# Runs, each in a process that is forked before JAX has a backend: [{"values", "cache", "on", "cut"}, ...] in; what each said out.
+# Runs, each in a process that is forked before JAX has a backend: [{"values", "cache", "on", "cut"}, ...] in; what each
+# said out.
 RUNS = """
 import glob, json, os, sys, warnings
 import jax
@@ -46,7 +49,8 @@ for order in json.load(sys.stdin):
 def run_all(*orders):
     """[(what a run said, its losses), ...]"""
     environment = {key: value for key, value in os.environ.items() if key != 'JAX_COMPILATION_CACHE_DIR'} | {
-        'XLA_FLAGS': '--xla_backend_optimization_level=0', 'PYTHONPATH': str(Path(__file__).parents[1]), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+        'XLA_FLAGS': '--xla_backend_optimization_level=0', 'PYTHONPATH': str(Path(__file__).parents[1]),
+        'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
     }  # fmt: skip
     done = subprocess.run(
         [programs() / 'python', '-c', RUNS], input=json.dumps(orders), env=environment, capture_output=True, text=True
@@ -74,7 +78,9 @@ def disk(tmp_path):
 
 
 def test_a_run_takes_the_step_of_the_one_before_and_computes_the_same(tmp_path, disk):
-    """Compiled, taken, compiled again where the file is cut, taken, without a cache, with a full disk, with other options."""
+    """Compiled, taken, compiled again where the file is cut, taken, without a cache, with a full disk, with other
+    options.
+    """
     cache = tmp_path / 'cache'
 
     def order(name, **more):
@@ -156,7 +162,8 @@ def test_a_directory_that_others_can_write_in_is_not_trusted(tmp_path):
     keep_programs(said.append)
     assert jax.config.jax_compilation_cache_dir is None
     assert said == [
-        f'WARNING: compiled programs are not kept: others may write to {place} (chmod go-w); JAX_ENABLE_COMPILATION_CACHE=false switches it off'
+        f'WARNING: compiled programs are not kept: others may write to {place} (chmod go-w); '
+        'JAX_ENABLE_COMPILATION_CACHE=false switches it off'
     ]
 
 

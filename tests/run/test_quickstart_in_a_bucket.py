@@ -16,7 +16,8 @@ from pretrax.observe.metrics import read_metrics
 from pretrax.storage import BucketPath
 
 QUICKSTART = Path(__file__).parents[2] / 'configs' / 'quickstart.yaml'
-CHANGES = ['steps=75', 'schedule.warmup=10', 'batch.tokens=1024', 'eval.every=0', 'sample.every=0', 'log.every=1', 'checkpoint.every=3',
+CHANGES = ['steps=75', 'schedule.warmup=10', 'batch.tokens=1024', 'eval.every=0', 'sample.every=0', 'log.every=1',
+'checkpoint.every=3',
            'checkpoint.keep=2']  # fmt: skip
 
 

@@ -94,15 +94,18 @@ class Spiky(SyntheticSource):
 # What to change in `values` for each feature. DIRECTORY is that of the test.
 FEATURES = {
     'a delta net and an average of the weights': {
-        'model': {'n_layers': 2, 'layer_types': ['delta', 'full'], 'recurrent': {'n_heads': 4, 'd_head': 8, 'd_key': 8}},
+        'model': {'n_layers': 2, 'layer_types': ['delta', 'full'], 'recurrent': {'n_heads': 4, 'd_head': 8,
+        'd_key': 8}},
         'optimizer': {'ema_decay': 0.9},
     },
     'mamba and muon': {
-        'model': {'n_layers': 2, 'layer_types': ['mamba', 'full'], 'recurrent': {'n_heads': 4, 'd_head': 8, 'd_key': 8}},
+        'model': {'n_layers': 2, 'layer_types': ['mamba', 'full'], 'recurrent': {'n_heads': 4, 'd_head': 8,
+        'd_key': 8}},
         'optimizer': {'name': 'muon'},
     },
     'experts whose router has biases, and predictions of two tokens': {
-        'model': {'experts': {'n_experts': 4, 'experts_per_token': 2, 'router': {'balance_loss': 0.01, 'bias': True, 'bias_rate': 0.01}}, 'multi_token': {'n_layers': 1, 'loss': 0.3}},
+        'model': {'experts': {'n_experts': 4, 'experts_per_token': 2, 'router': {'balance_loss': 0.01, 'bias': True,
+        'bias_rate': 0.01}}, 'multi_token': {'n_layers': 1, 'loss': 0.3}},
         'mesh': {'d': 2, 'e': 2},
     },
     'schedule-free and a teacher': {

@@ -1,4 +1,6 @@
-"""A run whose directory is in a bucket, on a real server: it trains as on a disk, and survives what happens to buckets."""
+"""A run whose directory is in a bucket, on a real server: it trains as on a disk, and survives what happens to
+buckets.
+"""
 
 from pathlib import Path
 

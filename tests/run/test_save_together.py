@@ -34,7 +34,8 @@ register('data', 'sick')(lambda request: Sick(request, 96, 17))
 def test_a_process_that_cannot_write_is_told_by_all_and_hangs_none(tmp_path):
     (tmp_path / 'sick.py').write_text(SICK)
     values = {
-        'name': 'together', 'model': {'name': 'bigram'}, 'data': {'name': 'sick'}, 'plugins': [str(tmp_path / 'sick.py')],
+        'name': 'together', 'model': {'name': 'bigram'}, 'data': {'name': 'sick'},
+        'plugins': [str(tmp_path / 'sick.py')],
         'batch': {'tokens': 64, 'sequence_length': 16}, 'optimizer': {'learning_rate': 1e-2}, 'steps': 12,
         'schedule': {'name': 'constant'}, 'mesh': {'r': 1, 'd': 2, 't': 1}, 'log': {'every': 1}, 'eval': {'every': 0},
         'checkpoint': {'every': 1, 'keep': 99}, 'precision': {'compute': 'f32'},

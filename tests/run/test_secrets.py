@@ -13,7 +13,8 @@ from pretrax.run.step_metrics import StepMetrics
 SECRET = 'hunter2-is-the-password'
 VALUES = {
     'name': 'x', 'steps': 2, 'model': {'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 2}},
-    'data': {'text': 'nowhere.txt'}, 'batch': {'tokens': 128, 'sequence_length': 16}, 'optimizer': {'learning_rate': 0.001},
+    'data': {'text': 'nowhere.txt'}, 'batch': {'tokens': 128, 'sequence_length': 16},
+    'optimizer': {'learning_rate': 0.001},
 }  # fmt: skip
 
 
@@ -137,8 +138,10 @@ def test_no_file_of_a_run_has_the_secret(tmp_path, capsys, monkeypatch):
     (tmp_path / 'rows.jsonl').write_text(json.dumps({'text': text, 'x': 'public'}) + '\n')
     monkeypatch.setenv('PRETRAX_FILTERS', json.dumps([{'field': 'x', 'differs': SECRET}]))
     values = VALUES | {
-        'run_dir': str(tmp_path / 'run'), 'data': {'text': str(tmp_path / 'rows.jsonl'), 'tokenizer': 'bytes', 'validation': 0, 'filters': '${oc.env:PRETRAX_FILTERS}'},
-        'sample': {'prompts': ['${oc.env:PRETRAX_SECRET}'], 'every': 1, 'tokens': 2}, 'log': {'tensorboard': True, 'every': 1},
+        'run_dir': str(tmp_path / 'run'), 'data': {'text': str(tmp_path / 'rows.jsonl'), 'tokenizer': 'bytes',
+        'validation': 0, 'filters': '${oc.env:PRETRAX_FILTERS}'},
+        'sample': {'prompts': ['${oc.env:PRETRAX_SECRET}'], 'every': 1, 'tokens': 2}, 'log': {'tensorboard': True,
+        'every': 1},
         'checkpoint': {'every': 1},
     }  # fmt: skip
     (tmp_path / 'x.yaml').write_text(json.dumps(values))

@@ -26,7 +26,8 @@ def test_the_page_has_the_table():
 @pytest.mark.parametrize(
     ('setting', 'value'),
     [
-        ('jax_enable_x64', True), ('jax_disable_jit', True), ('jax_threefry_partitionable', False), ('jax_default_prng_impl', 'rbg'),
+        ('jax_enable_x64', True), ('jax_disable_jit', True), ('jax_threefry_partitionable', False),
+        ('jax_default_prng_impl', 'rbg'),
         ('jax_random_seed_offset', 5), ('jax_numpy_dtype_promotion', 'strict'), ('jax_numpy_rank_promotion', 'raise'),
         ('jax_transfer_guard', 'disallow'), ('jax_transfer_guard_host_to_device', 'disallow_explicit'),
     ],
@@ -110,8 +111,10 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     ('flags', 'said'),
     [
         ('--xla_dump_to=/tmp/x --xla_cpu_enable_fast_math', ''),
-        ('--xla_cpu_enable_fast_mth=1', r'does not know --xla_cpu_enable_fast_mth; did you mean --xla_cpu_enable_fast_m\w+\?\nleave it out'),
-        ('--xla_tpu_enable_x=1 --xla_tpu_y', 'does not know --xla_tpu_enable_x, --xla_tpu_y.*\nflags of TPUs belong in LIBTPU_INIT_ARGS'),
+        ('--xla_cpu_enable_fast_mth=1',
+        r'does not know --xla_cpu_enable_fast_mth; did you mean --xla_cpu_enable_fast_m\w+\?\nleave it out'),
+        ('--xla_tpu_enable_x=1 --xla_tpu_y',
+        'does not know --xla_tpu_enable_x, --xla_tpu_y.*\nflags of TPUs belong in LIBTPU_INIT_ARGS'),
         ('--xla_cpu_enable_fast_math=maybe', '--xla_cpu_enable_fast_math=maybe: XLA does not accept this value\n'),
         ('xla_cpu_enable_fast_math=true', 'is neither a flag.*\nwrite --xla_cpu_enable_fast_math=true'),
     ],
@@ -130,7 +133,8 @@ def test_flags_that_xla_does_not_know_are_refused_in_two_lines(flags, said):
 @pytest.mark.parametrize(('name', 'value'), [('JAX_ENABLE_X64', 'maybe'), ('JAX_NUM_CPU_DEVICES', 'two')])
 def test_a_value_that_jax_does_not_accept_is_named(name, value, small, tmp_path):
     done = subprocess.run(
-        [sys.executable, '-m', 'pretrax', 'train', write_yaml(small | {'model': {'name': 'transformer'}}, tmp_path / 'run.yaml')],
+        [sys.executable, '-m', 'pretrax', 'train', write_yaml(small | {'model': {'name': 'transformer'}},
+        tmp_path / 'run.yaml')],
         env=os.environ | {name: value}, capture_output=True, text=True,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (
@@ -141,9 +145,11 @@ def test_a_value_that_jax_does_not_accept_is_named(name, value, small, tmp_path)
 @pytest.mark.parametrize(
     ('seen', 'count', 'said'),
     [
-        ({'PMI_SIZE': '2', 'PMI_RANK': '1'}, 1, 'JAX_NUM_PROCESSES=$PMI_SIZE JAX_PROCESS_ID=$PMI_RANK JAX_COORDINATOR_ADDRESS=HOST:'),
+        ({'PMI_SIZE': '2', 'PMI_RANK': '1'}, 1,
+        'JAX_NUM_PROCESSES=$PMI_SIZE JAX_PROCESS_ID=$PMI_RANK JAX_COORDINATOR_ADDRESS=HOST:'),
         ({'WORLD_SIZE': '2', 'RANK': '0', 'MASTER_ADDR': 'a'}, 1, 'JAX_COORDINATOR_ADDRESS=$MASTER_ADDR:'),
-        ({'PMI_SIZE': '8', 'PMI_RANK': '1'}, 2, 'PMI_SIZE=8: MPICH'),  # mpirun of MPICH in a job of Slurm with two nodes
+        # mpirun of MPICH in a job of Slurm with two nodes
+        ({'PMI_SIZE': '8', 'PMI_RANK': '1'}, 2, 'PMI_SIZE=8: MPICH'),
         ({'PMI_SIZE': '2', 'PMI_RANK': '1'}, 2, ''),  # srun --mpi=pmi2
         ({'WORLD_SIZE': '2'}, 1, ''),  # in a shell
         ({'PMI_SIZE': '1', 'PMI_RANK': '0'}, 1, ''),

@@ -41,7 +41,8 @@ def test_a_program_of_one_device_has_none():
     assert collectives(compiled.as_text(), dict.fromkeys(MESH, 1)) == []
 
 
-# How XLA writes an asynchronous gather for a TPU: a fusion that begins it, one that works meanwhile, and one that ends it.
+# How XLA writes an asynchronous gather for a TPU: a fusion that begins it, one that works meanwhile, and one that ends
+# it.
 TPU = """\
 HloModule jit_step
 

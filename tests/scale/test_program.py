@@ -1,9 +1,9 @@
 """Compiled programs, read and compared with figures counted by hand and with formulas.
 
-`programs/` contains steps of a model of d_model 64, 2 heads of 32, feed-forward 192 and a vocabulary of 512, on 8 sequences
-of 256 tokens, as XLA wrote them: for four CPU devices and four TPUs (mesh.d=2 mesh.t=2, two layers in a loop), and for one
-H200 (one layer). They are files of `pretrax compile CONFIG --graph FILE.txt.gz [--topology v5e:2x2 | h200]` without the
-options of the backends.
+`programs/` contains steps of a model of d_model 64, 2 heads of 32, feed-forward 192 and a vocabulary of 512, on 8
+sequences of 256 tokens, as XLA wrote them: for four CPU devices and four TPUs (mesh.d=2 mesh.t=2, two layers in a
+loop), and for one H200 (one layer). They are files of `pretrax compile CONFIG --graph FILE.txt.gz [--topology v5e:2x2 |
+h200]` without the options of the backends.
 """
 
 import gzip
@@ -147,9 +147,12 @@ def test_an_asynchronous_operation_counts_once_with_what_it_reads_and_writes():
     ('path', 'scope', 'phase'),
     [
         ('jit(f)/jit(per_device)/gradients/jvp(layer_0)/block/norm/mul', ('layer_0', 'norm'), 'forward'),
-        ('jit(f)/gradients/transpose(jvp(layer_1))/block/attention/attend/div', ('layer_1', 'attention', 'attend'), 'backward'),
-        ('jit(f)/gradients/transpose(gradients)/jvp(loss)/cross_entropy/ab,bc->ac/dot', ('loss', 'cross_entropy'), 'backward'),
-        ('jit(f)/transpose(jvp())/while/body/eval_jaxpr/checkpoint/rematted_computation/block/norm/mul', ('layer', 'norm'), 'recomputation'),
+        ('jit(f)/gradients/transpose(jvp(layer_1))/block/attention/attend/div', ('layer_1', 'attention', 'attend'),
+        'backward'),
+        ('jit(f)/gradients/transpose(gradients)/jvp(loss)/cross_entropy/ab,bc->ac/dot', ('loss', 'cross_entropy'),
+        'backward'),
+        ('jit(f)/transpose(jvp())/while/body/eval_jaxpr/checkpoint/rematted_computation/block/norm/mul', ('layer',
+        'norm'), 'recomputation'),
         ('jit(f)/gradients/transpose(jvp(layer_3))/block/feed_forward/gradients/jvp(layer_3)/block/feed_forward/checkpoint/mul', ('layer_3', 'feed_forward'), 'backward'),
         ('jit(f)/gradients/jvp(embed)/jit(_take)/gather', ('embedding',), 'forward'),
         ('jit(f)/optimizer/jit(clip)/min', ('optimizer',), 'update'),
@@ -166,7 +169,8 @@ def test_a_path_of_one_word_says_nothing():
     assert place_of('reduce_sum') is None
 
 
-# 6 FLOPs per parameter and token, and 3 times the two products of attention: each block of 128 queries with the keys up to it.
+# 6 FLOPs per parameter and token, and 3 times the two products of attention: each block of 128 queries with the keys up
+# to it.
 BLOCKS = 128 * 128 + 128 * 256
 ATTENTION = 3 * 2 * 2 * M * BLOCKS * (TOKENS // LENGTH)
 

@@ -188,8 +188,10 @@ def test_bytes_of_real_programs_are_those_of_the_formulas(name, mesh, topology, 
 
 
 def test_default_options_of_v5e():
-    """One gather of a layer waits, the other runs in a fusion with the product (`%async-collective-start`, `%fusion.67`); sums
-    are `%all-reduce.4` and `%all-reduce.5`, of which `%convert_dynamic-update-slice_fusion.4` and `.5` take a slice."""
+    """One gather of a layer waits, the other runs in a fusion with the product (`%async-collective-start`,
+    `%fusion.67`); sums are `%all-reduce.4` and `%all-reduce.5`, of which `%convert_dynamic-update-slice_fusion.4` and
+    `.5` take a slice.
+    """
     schedule, share = real('v5e', {'d': 256}, 'v5e:16x16'), 255 / 256
     assert summed(schedule) == {
         ('all-reduce', ('d',), 'waits, stands for a scatter'): (8, 8 * 2 * MATRIX * share),
@@ -208,8 +210,9 @@ def test_default_options_of_v5e():
 
 
 def test_a_fusion_with_a_collective_moves_only_the_arrays_of_its_own_work():
-    """`%fusion.67` reads x and `%all-gather.20`, and writes tanh twice into stacks and once for the next product; what the
-    gather in it needs passes through."""
+    """`%fusion.67` reads x and `%all-gather.20`, and writes tanh twice into stacks and once for the next product; what
+    the gather in it needs passes through.
+    """
     step = parse_program(text_of('v5e')).operations['fusion.67']
     index = 4
     assert step.read == ROWS * 4096 * 2 + MATRIX + index
@@ -217,8 +220,9 @@ def test_a_fusion_with_a_collective_moves_only_the_arrays_of_its_own_work():
 
 
 def test_sums_in_fusions_of_v5e():
-    """`%async-collective-start.1` to `%async-collective-done.1`, and `.2`, with one product in a fusion between the two. What
-    comes out is copied to the memory on the chip, and a fusion slices it."""
+    """`%async-collective-start.1` to `%async-collective-done.1`, and `.2`, with one product in a fusion between the
+    two. What comes out is copied to the memory on the chip, and a fusion slices it.
+    """
     schedule = real('v5e_async_sums', {'d': 256}, 'v5e:16x16')
     assert summed(schedule)['all-reduce', ('d',), 'in fusions, stands for a scatter'] == (8, 8 * 2 * MATRIX * 255 / 256)
     for one in schedule.transfers:
@@ -227,7 +231,9 @@ def test_sums_in_fusions_of_v5e():
 
 
 def test_default_options_of_v5p():
-    """`%all-reduce.8` and `.9` sum arrays of zeros in which `%fusion.59` and `.60` put a slice: they stand for gathers."""
+    """`%all-reduce.8` and `.9` sum arrays of zeros in which `%fusion.59` and `.60` put a slice: they stand for
+    gathers.
+    """
     assert summed(real('v5p', {'d': 64}, 'v5p:4x4x4')) == {
         ('all-reduce', ('d',), 'waits, stands for a gather'): (8, 8 * 2 * MATRIX * 63 / 64),
         ('all-reduce', ('d',), 'waits, stands for a scatter'): (8, 8 * 2 * MATRIX * 63 / 64),
@@ -238,8 +244,8 @@ def test_default_options_of_v5p():
 def test_sparse_cores_of_v5p():
     """A transfer begins at `call-update`, which brings the operand, not at `call-start`, and ends at `call-done`.
 
-    Of the second gather, the product x @ up stands between (`%bitcast_dynamic-update-slice_fusion.7`); of the first, only
-    `%bitcast_dynamic-update-slice_fusion.8`, which writes x. Between the ends of a sum stands one product
+    Of the second gather, the product x @ up stands between (`%bitcast_dynamic-update-slice_fusion.7`); of the first,
+    only `%bitcast_dynamic-update-slice_fusion.8`, which writes x. Between the ends of a sum stands one product
     (`%convolution_bitcast_fusion.5`; `%fusion.65`).
     """
     schedule, share = real('v5p_sparse_core', {'d': 64}, 'v5p:4x4x4'), 63 / 64
@@ -273,8 +279,10 @@ def test_sums_over_two_slices_wait_for_the_hosts():
 
 
 def test_default_options_of_eight_h100():
-    """Three of four iterations begin the sum of the one before (`%reduce-scatter-start`) and end it after a copy of a weight out
-    of its stack (`%loop_dynamic_slice_fusion`) and four smaller ones; the last sum and the second gather stand alone."""
+    """Three of four iterations begin the sum of the one before (`%reduce-scatter-start`) and end it after a copy of a
+    weight out of its stack (`%loop_dynamic_slice_fusion`) and four smaller ones; the last sum and the second gather
+    stand alone.
+    """
     schedule = real('h100', {'d': 8}, 'h100x8')
     by_name = {one.name: one for one in schedule.transfers}
     pipelined, last = by_name['reduce-scatter-start'], by_name['reduce-scatter-start.1']
@@ -319,8 +327,9 @@ def test_a_collective_that_waits_uses_links_that_one_under_way_then_lacks():
 
 
 def test_a_loop_hides_a_collective_in_the_time_in_which_it_does_not_use_the_links_itself():
-    """24 iterations of a product, and of a product and a collective that waits, with a gather of a thousand times the size
-    under way: what the loop hides of it is the time of the products."""
+    """24 iterations of a product, and of a product and a collective that waits, with a gather of a thousand times the
+    size under way: what the loop hides of it is the time of the products.
+    """
     large = start('s', 'w').replace('bf16[8192,', 'bf16[8192000,').replace('bf16[1024,', 'bf16[1024000,')
     loop = '  %loop = (s32[], bf16[1024,4096]{1,0}) while(%w), condition=%condition, body=%body'
     end = done('e', 's').replace('8192', '8192000')

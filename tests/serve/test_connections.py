@@ -157,7 +157,8 @@ def test_what_is_no_http_is_refused_without_a_traceback(content, capfd):
 @pytest.mark.parametrize('keys', [None, Keys(['right'])])
 @pytest.mark.parametrize(
     'header',
-    ['origin: http://[', 'origin: http://[::1', 'origin: \x80', 'host: [', 'host: http://[', 'host: a]b', 'authorization: Bearer \xff'],
+    ['origin: http://[', 'origin: http://[::1', 'origin: \x80', 'host: [', 'host: http://[', 'host: a]b',
+    'authorization: Bearer \xff'],
 )  # fmt: skip
 def test_a_strange_header_is_never_an_error_of_the_server(keys, header):
     with running(keys) as server:

@@ -1,4 +1,6 @@
-"""Fields of other servers: values that ask for nothing stop nobody, and what cannot be done is refused with its reason."""
+"""Fields of other servers: values that ask for nothing stop nobody, and what cannot be done is refused with its
+reason.
+"""
 
 import pytest
 
@@ -13,7 +15,8 @@ BASES = {
 }
 # The defaults in the references of OpenAI's and vLLM's servers, and values that clients are seen to send.
 EVERYWHERE = [
-    {'user': 'me'}, {'safety_identifier': 'me'}, {'prompt_cache_key': 'k'}, {'prompt_cache_retention': '24h'}, {'metadata': {}},
+    {'user': 'me'}, {'safety_identifier': 'me'}, {'prompt_cache_key': 'k'}, {'prompt_cache_retention': '24h'},
+    {'metadata': {}},
     {'service_tier': 'auto'}, {'service_tier': 'default'}, {'priority': 0}, {'request_id': 'a'}, {'cache_salt': None},
     {'mm_processor_kwargs': {}}, {'truncate_prompt_tokens': None}, {'nobody_knows': None},
 ]  # fmt: skip
@@ -26,8 +29,10 @@ GENERATION = [
     {'skip_special_tokens': True}, {'skip_special_tokens': False}, {'include_stop_str_in_output': False},
     {'spaces_between_special_tokens': True}, {'logit_bias': {}}, {'logits_processors': []}, {'bad_words': []},
     {'stop': []}, {'stop': ''}, {'stop': ['']}, {'stop': [None]}, {'stream': False}, {'stream_options': {}},
-    {'stream_options': {'include_usage': True, 'include_obfuscation': False, 'continuous_usage_stats': None}}, {'seed': None},
-    {'prediction': {'type': 'content', 'content': 'the cat'}}, {'return_tokens_as_token_ids': False}, {'prompt_logprobs': None},
+    {'stream_options': {'include_usage': True, 'include_obfuscation': False, 'continuous_usage_stats': None}},
+    {'seed': None},
+    {'prediction': {'type': 'content', 'content': 'the cat'}}, {'return_tokens_as_token_ids': False},
+    {'prompt_logprobs': None},
     {'guided_json': None, 'guided_regex': None, 'guided_decoding_backend': 'xgrammar'}, {'kv_transfer_params': None},
 ]  # fmt: skip
 COMPLETION = [
@@ -40,8 +45,10 @@ COMPLETION = [
 ]
 CHAT = [
     {'modalities': ['text']}, {'audio': None}, {'logprobs': False, 'top_logprobs': 0}, {'reasoning_effort': 'none'},
-    {'reasoning_effort': None}, {'verbosity': 'medium'}, {'web_search_options': None}, {'echo': False}, {'documents': []},
-    {'add_generation_prompt': True}, {'continue_final_message': False}, {'chat_template': None}, {'chat_template_kwargs': {}},
+    {'reasoning_effort': None}, {'verbosity': 'medium'}, {'web_search_options': None}, {'echo': False},
+    {'documents': []},
+    {'add_generation_prompt': True}, {'continue_final_message': False}, {'chat_template': None},
+    {'chat_template_kwargs': {}},
     {'chat_template_kwargs': None}, {'include_reasoning': True}, {'add_special_tokens': False},
 ]  # fmt: skip
 EMBEDDING = [{'encoding_format': None}, {'dimensions': None}, {'input_type': None}]
@@ -76,7 +83,8 @@ def test_a_value_that_asks_for_nothing_changes_nothing(server, path):
         {'role': 'assistant', 'content': 'hi', 'type': 'message'},
         {'role': 'assistant', 'content': 'hi', 'type': 'text', 'cache_control': {'type': 'ephemeral'}},
         {'role': 'assistant', 'content': [{'type': 'text', 'text': 'hi', 'cache_control': {'type': 'ephemeral'}}]},
-        {'role': 'assistant', 'content': [{'type': 'text', 'text': 'h', 'annotations': None}, {'type': 'text', 'text': 'i'}]},
+        {'role': 'assistant', 'content': [{'type': 'text', 'text': 'h', 'annotations': None}, {'type': 'text',
+        'text': 'i'}]},
     ],
 )  # fmt: skip
 def test_a_message_may_say_what_it_has_not(server, message):
@@ -116,13 +124,15 @@ REFUSED = [
     ({'stream_options': {'x': 1}}, 'stream_options.x', 'unknown field'),
 ]  # fmt: skip
 CHAT_REFUSED = [
-    ({'modalities': ['text', 'audio'], 'audio': {'voice': 'x', 'format': 'wav'}}, 'modalities', 'answers with text only'),
+    ({'modalities': ['text', 'audio'], 'audio': {'voice': 'x', 'format': 'wav'}}, 'modalities',
+    'answers with text only'),
     ({'reasoning_effort': 'high'}, 'reasoning_effort', 'chat_template_kwargs'),
     ({'web_search_options': {}}, 'web_search_options', 'does not search the web'),
     ({'continue_final_message': True}, 'continue_final_message', 'always a new message'),
     ({'chat_template': '{{ messages }}'}, 'chat_template', '--chat-template'),
     ({'chat_template_kwargs': {'enable_thinking': False}}, 'chat_template_kwargs', 'enable_thinking'),
-    ({'messages': [*MESSAGES, {'role': 'tool', 'content': 'x', 'tool_call_id': '1'}]}, 'messages.1.tool_call_id', 'calls no tools'),
+    ({'messages': [*MESSAGES, {'role': 'tool', 'content': 'x', 'tool_call_id': '1'}]}, 'messages.1.tool_call_id',
+    'calls no tools'),
     ({'messages': [*MESSAGES, {'role': 'tool', 'content': 'x'}]}, 'messages.1.role', 'calls no tools'),
     ({'messages': [{'role': 'assistant', 'tool_calls': [{'id': '1'}]}]}, 'messages.0.tool_calls', 'calls no tools'),
     ({'messages': [{'role': 'assistant', 'content': '', 'refusal': 'No.'}]}, 'messages.0.refusal', 'as content'),

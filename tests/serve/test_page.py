@@ -416,7 +416,8 @@ def test_settings_are_sent_and_what_is_off_is_not(base):
     button(page, 'Settings').click()
     wanted = {
         'Temperature': '0', 'Max tokens': '9', 'Top-p': '0.9', 'Top-k': '40', 'Min-p': '0.05', 'Seed': '7',
-        'Repetition penalty': '1.1', 'Presence penalty': '-0.5', 'Frequency penalty': '0.25', 'Stop strings': '\\n\\n\nEnd.',
+        'Repetition penalty': '1.1', 'Presence penalty': '-0.5', 'Frequency penalty': '0.25',
+        'Stop strings': '\\n\\n\nEnd.',
     }  # fmt: skip
     for label, value in wanted.items():
         page.get_by_label(label).fill(value)
@@ -425,7 +426,8 @@ def test_settings_are_sent_and_what_is_off_is_not(base):
     write(page, 'Once')
     assert stub.asked[-1] == {
         'model': 'tiny', 'prompt': 'Once', 'temperature': 0, 'max_tokens': 9, 'top_p': 0.9, 'top_k': 40, 'min_p': 0.05,
-        'seed': 7, 'repetition_penalty': 1.1, 'presence_penalty': -0.5, 'frequency_penalty': 0.25, 'stop': ['\n\n', 'End.'],
+        'seed': 7, 'repetition_penalty': 1.1, 'presence_penalty': -0.5, 'frequency_penalty': 0.25, 'stop': ['\n\n',
+        'End.'],
         'stream': True, 'stream_options': {'include_usage': True},
     }  # fmt: skip
     button(page, 'Back to the defaults').click()

@@ -87,7 +87,9 @@ def apart(x, y):
 
 @strategies.composite
 def programs(draw):
-    """A program, and the axes along which its last value differs. It begins with a sharded, a gathered, a whole value."""
+    """A program, and the axes along which its last value differs. It begins with a sharded, a gathered, a whole
+    value.
+    """
     differ = [set('abc'), set('a'), set()]
     program = []
     for _ in range(draw(strategies.integers(2, 6))):
@@ -221,7 +223,8 @@ WRONG = {
         f32[''],
     ),
     'a while that runs as long as it likes': (
-        lambda x: lax.while_loop(lambda s: s[0] < jnp.sum(x), lambda s: (s[0] + 1, s[1] + 1), (start(x), start(whole(x))))[1],
+        lambda x: lax.while_loop(lambda s: s[0] < jnp.sum(x), lambda s: (s[0] + 1, s[1] + 1), (start(x),
+        start(whole(x))))[1],
         f32[''],
     ),
     'a cond that chooses by itself': (
@@ -278,7 +281,8 @@ ADDED_TWICE = {
 RIGHT = {
     'gathered': (lambda x: jnp.sum(whole(x)) + total(x), f32['']),
     'a scan with a carry that differs': (
-        lambda x: lax.scan(lambda s, r: ((s[0] + jnp.sum(r), s[1] + jnp.sum(x)), None), (start(whole(x)), start(x)), whole(x))[0][0],
+        lambda x: lax.scan(lambda s, r: ((s[0] + jnp.sum(r), s[1] + jnp.sum(x)), None), (start(whole(x)), start(x)),
+        whole(x))[0][0],
         f32[''],
     ),
     'a while that all run alike': (

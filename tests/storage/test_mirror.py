@@ -124,7 +124,8 @@ def test_a_log_that_was_cut_loses_its_last_parts_first(tmp_path, mirrored, remot
     written = [path for method, path in bucket.requests if method in ('PUT', 'POST')]
     assert ['000001' in path for path in written] == [True, False], 'the first part is there already'
     assert 'index.json' in written[-1]
-    assert {path[path.index('00000') : path.index('00000') + 6] for method, path in bucket.requests if method == 'DELETE'} == {
+    assert {path[path.index('00000') : path.index('00000') + 6] for method,
+    path in bucket.requests if method == 'DELETE'} == {
         '000001', '000002'
     }  # fmt: skip
 

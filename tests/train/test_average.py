@@ -61,7 +61,8 @@ def test_the_average_is_sharded_as_the_weights():
 @pytest.mark.slow
 def test_a_run_keeps_evaluates_resumes_and_writes_its_average(values, tmp_path, capsys):
     settings = values | {
-        'optimizer': {'learning_rate': 1e-2, 'ema_decay': 0.8}, 'eval': {'every': 3, 'batches': 1}, 'checkpoint': {'every': 3},
+        'optimizer': {'learning_rate': 1e-2, 'ema_decay': 0.8}, 'eval': {'every': 3, 'batches': 1},
+        'checkpoint': {'every': 3},
     }  # fmt: skip
     whole = pretrain(config_from_values(settings), progress=Quiet())
     resumed = settings | {'run_dir': str(tmp_path / 'resumed')}

@@ -96,8 +96,10 @@ def test_a_model_without_stacked_layers_has_no_layers_to_slice():
 @pytest.mark.parametrize(
     ('group', 'message'),
     [
-        (Group(('embde',), 0.0, key='optimizer.freeze'), r"optimizer.freeze: 'embde' matches no weight; did you mean embed"),
-        (Group(('layers.qq',), key='optimizer.groups[1].match'), r"groups\[1\].match: 'layers.qq' .* did you mean layers.q"),
+        (Group(('embde',), 0.0, key='optimizer.freeze'),
+        r"optimizer.freeze: 'embde' matches no weight; did you mean embed"),
+        (Group(('layers.qq',), key='optimizer.groups[1].match'),
+        r"groups\[1\].match: 'layers.qq' .* did you mean layers.q"),
         (Group(('layers[4:].q',)), r"'layers\[4:\].q' matches no weight; did you mean layers.q(.|\n)*in layers 0 to 3"),
         (Group(('layers[0].embed',)), 'matches no weight'),
         (Group(('*',), 0.0), 'every weight is frozen'),

@@ -1,4 +1,6 @@
-"""The noise of the gradient: exact on average over all batches, and that of the gradients of single sequences in a decoder."""
+"""The noise of the gradient: exact on average over all batches, and that of the gradients of single sequences in a
+decoder.
+"""
 
 import dataclasses
 import itertools

@@ -77,7 +77,8 @@ def test_muon_orthogonalises_matrices_and_gives_vectors_to_adam():
 
 
 def test_muon_is_as_published():
-    """Jordan's iteration and momentum in NumPy, and the scale of arXiv:2502.16982, eq. 4; the hidden matrices alone have it.
+    """Jordan's iteration and momentum in NumPy, and the scale of arXiv:2502.16982, eq. 4; the hidden matrices alone
+    have it.
 
     Optax also corrects the bias of the momentum, as in Adam, so that steps 2 to about 60 differ.
     """

@@ -25,7 +25,8 @@ RATE, DECAY, B1, B2, EPS, WARMUP = 0.1, 0.2, 0.8, 0.9, 1e-8, 4
 def recipe(model=None, **changes):
     warm = schedule.constant(100, warmup=WARMUP)
     rule = Recipe(
-        model or Bigram(), optimizer.schedule_free(b1=B1, b2=B2, eps=EPS), lambda step: RATE * warm(step), DECAY, (), None, 1
+        model or Bigram(), optimizer.schedule_free(b1=B1, b2=B2, eps=EPS), lambda step: RATE * warm(step), DECAY, (),
+        None, 1
     )  # fmt: skip
     return rule._replace(**changes)
 
@@ -44,7 +45,9 @@ def trained(rule, batches, mesh=None):
 
 
 def test_weights_are_x_of_the_papers_algorithm():
-    """Algorithm 1 in double precision, with a warm-up, decay at y, and a step that is skipped because its loss is not finite."""
+    """Algorithm 1 in double precision, with a warm-up, decay at y, and a step that is skipped because its loss is not
+    finite.
+    """
     batches = [random_batch(8, number) for number in range(9)]
     batches[5] = dataclasses.replace(batches[5], mask=batches[5].mask * np.nan)
     history = list(trained(recipe(), batches))

@@ -1,4 +1,6 @@
-"""Steps that change no weight: without a target, spikes of the loss, and in fp16 gradients that overflow, with the scale."""
+"""Steps that change no weight: without a target, spikes of the loss, and in fp16 gradients that overflow, with the
+scale.
+"""
 
 import dataclasses
 from itertools import pairwise
@@ -118,7 +120,8 @@ def test_a_term_without_targets_is_left_out_of_the_others():
     columns = np.arange(16)
     pairs = dataclasses.replace(
         batch, segments=np.tile(columns // 2 + 1, (4, 1)).astype(np.int32),
-        positions=np.tile(columns % 2, (4, 1)).astype(np.int32), mask=np.tile(1.0 - columns % 2, (4, 1)).astype(np.float32),
+        positions=np.tile(columns % 2, (4, 1)).astype(np.int32), mask=np.tile(1.0 - columns % 2, (4,
+        1)).astype(np.float32),
     )  # fmt: skip
     model, plain = transformer(SMALL | {'mtp_layers': 1}), transformer(SMALL)
     with jax.set_mesh(mesh_of()):
@@ -153,7 +156,8 @@ def test_a_spike_is_several_deviations_above_the_usual_loss(loss, skipped):
 def test_a_spike_changes_no_weight(values):
     """After 60 usual batches comes one with unlikely targets; with faults.spike the step is counted as skipped."""
     settings = values | {
-        'steps': 62, 'model': BIGRAM, 'data': {'name': 'one-odd-batch'}, 'faults': {'spike': 6.0}, 'optimizer': {'learning_rate': 1e-4},
+        'steps': 62, 'model': BIGRAM, 'data': {'name': 'one-odd-batch'}, 'faults': {'spike': 6.0},
+        'optimizer': {'learning_rate': 1e-4},
         'schedule': {'name': 'constant'}, 'log': {'every': 1},
     }  # fmt: skip
     result = pretrain(config_from_values(settings), progress=Quiet())
@@ -275,7 +279,8 @@ def test_the_scale_saves_small_gradients_in_fp16():
 @pytest.mark.slow
 def test_a_run_in_fp16_learns_and_resumes_with_its_scale(values, tmp_path):
     settings = values | {
-        'steps': 24, 'precision': {'compute': 'fp16', 'loss_scale': 2.0**26, 'loss_scale_steps': 3}, 'mesh': {'r': 2, 'd': 2, 't': 2},
+        'steps': 24, 'precision': {'compute': 'fp16', 'loss_scale': 2.0**26, 'loss_scale_steps': 3}, 'mesh': {'r': 2,
+        'd': 2, 't': 2},
         'schedule': {'name': 'constant'}, 'faults': {'rollback_after': 2},
     }  # fmt: skip
     whole = pretrain(config_from_values(settings), progress=Quiet())

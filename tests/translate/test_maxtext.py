@@ -66,8 +66,10 @@ def test_defaults_are_those_of_base_yml(tmp_path):
     [
         ({}, {'r': 'auto', 'd': 'auto'}, None),
         ({'ici_fsdp_parallelism': 8, 'ici_tensor_parallelism': 4}, {'r': 1, 'd': 8, 't': 4}, 32),
-        ({'dcn_data_parallelism': 2, 'ici_fsdp_parallelism': 4, 'ici_context_parallelism': 2}, {'r': 2, 'd': 4, 'c': 2}, 16),
-        ({'dcn_pipeline_parallelism': 4, 'ici_fsdp_parallelism': 2, 'ici_fsdp_transpose_parallelism': 2}, {'p': 4, 'd': 4}, 16),
+        ({'dcn_data_parallelism': 2, 'ici_fsdp_parallelism': 4, 'ici_context_parallelism': 2}, {'r': 2, 'd': 4, 'c': 2},
+        16),
+        ({'dcn_pipeline_parallelism': 4, 'ici_fsdp_parallelism': 2, 'ici_fsdp_transpose_parallelism': 2}, {'p': 4,
+        'd': 4}, 16),
         ({'ici_expert_parallelism': 4, 'ici_fsdp_parallelism': 1}, {'e': 4, 'd': 1}, 4),
     ],
 )  # fmt: skip
@@ -132,7 +134,9 @@ def test_a_base_is_looked_for_in_the_directory_of_configurations_and_may_have_a_
 
 
 def test_a_gemma2_layer_of_maxtext_is_two_and_its_embedding_holds_the_scale(tmp_path):
-    """configs/models/gemma2-2b.yml: 13 blocks of a local and a global layer. Gemma 2 2B has 26 layers (arXiv:2408.00118)."""
+    """configs/models/gemma2-2b.yml: 13 blocks of a local and a global layer. Gemma 2 2B has 26 layers
+    (arXiv:2408.00118).
+    """
     text = """\
 base_emb_dim: 2304
 base_num_query_heads: 8
@@ -191,9 +195,11 @@ def test_a_file_of_sizes_that_has_a_preset_is_refused_with_the_name(tmp_path):
         ('dense_init_scale: 0.5\n', 'dense_init_scale', Fate.NO_EQUIVALENT),
         ('enable_wandb: true\nwandb_project_name: p\n', 'wandb_project_name', Fate.TRANSLATED),
         ('skip_step_on_spikes: true\n', 'skip_step_on_spikes', Fate.CHANGED),
-        ('dataset_type: grain\ngrain_train_files: a*.parquet\ngrain_file_type: parquet\n', 'grain_train_files', Fate.TRANSLATED),
+        ('dataset_type: grain\ngrain_train_files: a*.parquet\ngrain_file_type: parquet\n', 'grain_train_files',
+        Fate.TRANSLATED),
         ('dataset_type: grain\ngrain_train_files: a*\n', 'grain_train_files', Fate.NO_EQUIVALENT),
-        ('dataset_type: grain\ngrain_train_files: x_text_document\ngrain_file_type: mmap\n', 'grain_train_files', Fate.CHANGED),
+        ('dataset_type: grain\ngrain_train_files: x_text_document\ngrain_file_type: mmap\n', 'grain_train_files',
+        Fate.CHANGED),
     ],
 )  # fmt: skip
 def test_fates_of_keys_of_new_releases(tmp_path, text, key, fate):

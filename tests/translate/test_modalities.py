@@ -29,7 +29,8 @@ def test_the_getting_started_file_becomes_the_same_training(tmp_path):
     assert config.data.options.validation_tokens == './data/mem_map/test.pbin'
     assert (config.optimizer.learning_rate, config.schedule.options.final) == (6e-4, 0.1)
     assert (config.eval.every, config.checkpoint.every, config.seed) == (24, 48, 42)
-    # Two embeddings; per layer q, k, v, o with half as many key and value heads, a SwiGLU of 256, two norms; the last norm
+    # Two embeddings; per layer q, k, v, o with half as many key and value heads, a SwiGLU of 256, two norms; the last
+    # norm
     layer = 128 * (128 + 64 + 64 + 128) + 3 * 128 * 256 + 2 * 128
     assert count_parameters(given(config.model), 50304, 512) == 2 * 50304 * 128 + 2 * layer + 128
 
@@ -79,7 +80,8 @@ def test_a_device_mesh_gives_the_axes_and_the_ranks(tmp_path):
         ('constant_lr', {'factor': 0.5, 'total_iters': 3}, 'piecewise'),
         ('linear_lr', {'start_factor': 0.01, 'end_factor': 1.0, 'total_iters': 100}, 'piecewise'),
         ('cosine_annealing_lr', {'t_max': 100, 'eta_min': 1e-5}, 'cosine'),
-        ('linear_warmup_cosine_annealing_lr', {'warmup_steps': 10, 'total_steps': 100, 'initial_lr': 0, 'final_lr': 6e-5, 'max_lr': 6e-4}, 'cosine'),
+        ('linear_warmup_cosine_annealing_lr', {'warmup_steps': 10, 'total_steps': 100, 'initial_lr': 0,
+        'final_lr': 6e-5, 'max_lr': 6e-4}, 'cosine'),
         ('of_mine', {'speed': 3}, 'constant'),
     ],
 )  # fmt: skip
@@ -174,7 +176,8 @@ def test_raw_text_is_text_and_never_tokens(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('variant', 'config'), [('combined', {'datasets': [{'instance_key': 'test_dataset'}]}), ('dummy_dataset', {'num_samples': 3})]
+    ('variant', 'config'), [('combined', {'datasets': [{'instance_key': 'test_dataset'}]}), ('dummy_dataset',
+    {'num_samples': 3})]
 )  # fmt: skip
 def test_held_out_data_never_becomes_training_data(tmp_path, variant, config):
     translation, found = translated(
@@ -198,7 +201,8 @@ def test_components_are_recognized_by_their_kind_under_any_name(tmp_path):
     values['my_loss'] = values.pop('loss_fn')
     values['model_raw']['config']['prediction_key'] = 'logits'
     values['my_stages'] = {
-        'component_key': 'pipeline', 'variant_key': 'staged', 'config': {'pp_schedule_name': 'gpipe', 'num_layers_per_stage': 1},
+        'component_key': 'pipeline', 'variant_key': 'staged', 'config': {'pp_schedule_name': 'gpipe',
+        'num_layers_per_stage': 1},
     }  # fmt: skip
     values['my_profiler'] = {
         'component_key': 'steppable_profiler',

@@ -14,7 +14,10 @@ from pretrax.translate import Fate, translate, yaml_text
 MODALITIES = Path(__file__).parents[2] / 'examples' / 'coming-from' / 'modalities.yml'
 NANOGPT = "n_layer = 2\nn_head = 2\nn_embd = 64\nbatch_size = 4\nblock_size = 64\nout_dir = 'out'\n"
 MAXTEXT = 'base_emb_dim: 64\nmax_target_length: 128\nhf_access_token: hf_secret\ndataset_type: synthetic\n'
-NAMES = st.from_regex(r'[a-z][a-z_]{0,12}[a-z]', fullmatch=True).filter(lambda name: name not in ('if', 'is', 'in', 'or', 'as', 'and', 'def', 'del', 'for', 'try', 'not', 'else', 'elif', 'from', 'pass', 'with', 'break', 'class', 'raise', 'while', 'yield', 'async', 'await', 'except', 'finally', 'global', 'import', 'lambda', 'return', 'assert', 'nonlocal', 'continue', 'y', 'n', 'no', 'on', 'off', 'yes', 'null', 'true', 'false'))  # fmt: skip
+NAMES = st.from_regex(r'[a-z][a-z_]{0,12}[a-z]', fullmatch=True).filter(lambda name: name not in ('if', 'is', 'in',
+'or', 'as', 'and', 'def', 'del', 'for', 'try', 'not', 'else', 'elif', 'from', 'pass', 'with', 'break', 'class', 'raise',
+'while', 'yield', 'async', 'await', 'except', 'finally', 'global', 'import', 'lambda', 'return', 'assert', 'nonlocal',
+'continue', 'y', 'n', 'no', 'on', 'off', 'yes', 'null', 'true', 'false'))  # fmt: skip
 
 
 def run(*arguments) -> int:

@@ -1,4 +1,5 @@
-"""Takes the picture of a comparison in the documentation: python tests/view/compare_picture.py PAGE.html docs/images/compare.png
+"""Takes the picture of a comparison in the documentation: python tests/view/compare_picture.py PAGE.html
+docs/images/compare.png
 
 The page is that of `pretrax compare runs/base-* runs/lower-* --out PAGE.html`, of the runs that docs/see.md trains.
 """

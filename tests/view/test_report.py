@@ -1,4 +1,6 @@
-"""The report, read in a browser without a network: its numbers are those of the files, and nothing in them is executed."""
+"""The report, read in a browser without a network: its numbers are those of the files, and nothing in them is
+executed.
+"""
 
 import json
 import math
@@ -39,8 +41,10 @@ def run(tmp_path_factory):
     for step in range(1, 3001):
         speed = float(draw.random() * 1e5)
         line = {
-            'step': step, 'tokens': step * 640, 'loss': float(np.float32(3 + draw.random())), 'grad_norm': float(draw.random()),
-            'learning_rate': float(np.float32(1e-3 * (1 - step / 3000))), 'tokens_per_second': speed, 'mfu': speed * 6e9 / 3e14,
+            'step': step, 'tokens': step * 640, 'loss': float(np.float32(3 + draw.random())),
+            'grad_norm': float(draw.random()),
+            'learning_rate': float(np.float32(1e-3 * (1 - step / 3000))), 'tokens_per_second': speed,
+            'mfu': speed * 6e9 / 3e14,
             'goodput': float(draw.random()), 'skipped_steps': step // 1000, '<i>key</i>$x$': step / 3,
             'time': 1.79e9 + 0.5 * step + (3600 if step > 1500 else 0),
         }  # fmt: skip
@@ -64,13 +68,16 @@ def run(tmp_path_factory):
     samples = [{'step': step, 'prompt': 'def ', 'text': f'def f{step}: {NASTY}\u2028'} for step in (1000, 2000)]
     (path / 'samples.jsonl').write_text(''.join(json.dumps(sample) + '\n' for sample in samples))
     environment = {
-        'flops_per_token': 6e9, 'mesh': {'r': 2, 'd': 2, 't': 2, 'c': 1}, 'versions': {'jax': NASTY}, 'command': ['pretrax', NASTY],
-        'mesh_devices': [[device, device // 4] for device in range(8)], 'devices': 8, 'device_kind': NASTY, 'peak_flops': 3e14,
+        'flops_per_token': 6e9, 'mesh': {'r': 2, 'd': 2, 't': 2, 'c': 1}, 'versions': {'jax': NASTY},
+        'command': ['pretrax', NASTY],
+        'mesh_devices': [[device, device // 4] for device in range(8)], 'devices': 8, 'device_kind': NASTY,
+        'peak_flops': 3e14,
         'memory': {'planned': {'weights': 5, 'moments': 10}, 'compiled': 20, 'peak': 30, 'limit': 40},
     }  # fmt: skip
     (path / 'environment.json').write_text(json.dumps(environment))
     layers = [
-        {'step': step, 'gradient_norm': [step / 1, None, step / 3], 'gradient_norm/q': [1, step, 3], 'gradient_norm/embed': step}
+        {'step': step, 'gradient_norm': [step / 1, None, step / 3], 'gradient_norm/q': [1, step, 3],
+        'gradient_norm/embed': step}
         for step in (10, 20)
     ]  # fmt: skip
     (path / 'layer_statistics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in layers))
@@ -267,9 +274,11 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path):
     ('name', 'content'),
     [
         ('environment.json', '{"flops_per_token": 6e9, "devices": 0, "peak_flops": 3e14, "predicted": {"phases": 3}}'),
-        ('environment.json', '{"flops_per_token": 1e999, "memory": {"peak": NaN}, "predicted": {"phases": [{"exposed": 1}]}}'),
+        ('environment.json',
+        '{"flops_per_token": 1e999, "memory": {"peak": NaN}, "predicted": {"phases": [{"exposed": 1}]}}'),
         ('pauses.jsonl', '{"time": 1, "step": 1, "work": "save", "seconds": NaN}\n'),
-        ('attempts.jsonl', '{"time": NaN, "event": "began"}\n{"time": 1, "event": "started", "processes": 5}\n{"time": 2, "event": "rolled back"}\n'),
+        ('attempts.jsonl', '{"time": NaN, "event": "began"}\n{"time": 1, "event": "started", "processes": 5}\n'
+        '{"time": 2, "event": "rolled back"}\n'),
     ],
 )  # fmt: skip
 def test_numbers_that_no_run_writes_cost_only_their_part(tmp_path, name, content):

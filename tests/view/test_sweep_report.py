@@ -18,7 +18,8 @@ def done(layers, tokens, speed, devices=1, **more):
 
 
 RESULTS = [
-    done(2, 64, 100.0, mfu=0.25), done(2, 128, 150.0, mfu=0.5), done(4, 64, 50.0, mfu=0.3), done(4, 128, 60.0, mfu=0.35),
+    done(2, 64, 100.0, mfu=0.25), done(2, 128, 150.0, mfu=0.5), done(4, 64, 50.0, mfu=0.3), done(4, 128, 60.0,
+    mfu=0.35),
     {'status': 'too large', 'why': 'about 9 | TB', 'changes': {'model.n_layers': 8, 'batch.tokens': 64}},
     {'status': 'not run', 'changes': {'model.preset': 'a"b<c'}},
 ]  # fmt: skip
@@ -50,7 +51,9 @@ def test_every_table_has_every_row(written):
 
 
 def test_each_varied_key_has_a_plot(written):
-    """Of three numbers by model size and by batch; all rows have one device. A curve for each value of the other key."""
+    """Of three numbers by model size and by batch; all rows have one device. A curve for each value of the other
+    key.
+    """
     assert sorted(path.name for path in written.glob('*.svg')) == [
         f'plot-{y}-by-{x}.svg' for y in ('memory', 'mfu', 'tokens_per_second') for x in ('batch_tokens', 'n_params')
     ]

@@ -1,4 +1,6 @@
-"""Following a run: its newest checkpoint is used, also after a rollback or a removal; one that does not fit is left out."""
+"""Following a run: its newest checkpoint is used, also after a rollback or a removal; one that does not fit is left
+out.
+"""
 
 import dataclasses
 import threading

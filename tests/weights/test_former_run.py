@@ -21,8 +21,10 @@ from pretrax.weights.origin import open_origin
 from pretrax.weights.saved import model_section, stated_options
 
 FLAT = {
-    'family': 'mistral', 'n_layers': 2, 'd_model': 8, 'n_heads': 2, 'n_kv_heads': 1, 'd_ff': 16, 'window': 8, 'global_every': 2,
-    'norm_eps': 1e-6, 'final_softcap': 20.0, 'init_std': 0.1, 'residual_dropout': 0.1, 'attention': 'blockwise', 'layers': 'scan',
+    'family': 'mistral', 'n_layers': 2, 'd_model': 8, 'n_heads': 2, 'n_kv_heads': 1, 'd_ff': 16, 'window': 8,
+    'global_every': 2,
+    'norm_eps': 1e-6, 'final_softcap': 20.0, 'init_std': 0.1, 'residual_dropout': 0.1, 'attention': 'blockwise',
+    'layers': 'scan',
 }  # fmt: skip
 
 

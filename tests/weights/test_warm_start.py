@@ -85,7 +85,9 @@ def trained(tmp_path_factory):
 
 
 def test_training_goes_on_from_another_run(trained, tmp_path):
-    """The weights are those of the run, on another mesh; the first loss is where the run ended and not that of a new one."""
+    """The weights are those of the run, on another mesh; the first loss is where the run ended and not that of a new
+    one.
+    """
     run, values, first = trained
     tokenizer = next((run / 'data').glob('*/tokenizer.json'))
     data = {'text': values['data']['text'], 'tokenizer': str(tokenizer)}
@@ -145,7 +147,9 @@ def test_what_works_with_the_same_weights_is_announced(trained, tmp_path):
 
 
 def test_the_weights_that_fit_are_taken_from_hugging_face_layer_by_layer(values):
-    """The golden has two layers: a model of three begins with them, and its third layer and its vocabulary are drawn."""
+    """The golden has two layers: a model of three begins with them, and its third layer and its vocabulary are
+    drawn.
+    """
     said = []
     model = {'vocab_size': 300, 'n_layers': 3, 'feed_forward': {'d_ff': 48}}
     run = prepare(
@@ -252,12 +256,18 @@ def test_a_run_with_a_tokenizer_goes_out_comes_in_and_writes_the_same_text(train
 
 # Options that decide which weights there are, their sizes or their meaning.
 SHAPING = frozenset((
-    'n_layers', 'd_model', 'attention.n_heads', 'attention.n_kv_heads', 'attention.d_head', 'attention.latent.kv_rank', 'attention.latent.q_rank', 'attention.latent.d_nope', 'attention.latent.d_rope', 'feed_forward.d_ff', 'vocab_size',
-    'padded_vocab_size', 'max_sequence_length', 'norm.kind', 'norm.offset', 'block.norms', 'block.parallel', 'block.shared_norm',
-    'attention.qk_norm', 'positions', 'layer_types', 'attention.sinks', 'attention.gate', 'recurrent.n_heads', 'recurrent.n_key_heads',
-    'recurrent.d_head', 'recurrent.d_key', 'recurrent.conv_width', 'recurrent.conv_bias', 'feed_forward.activation', 'attention.qkv_bias', 'attention.o_bias', 'feed_forward.bias', 'norm.bias',
-    'head.bias', 'embedding.tied', 'experts.n_experts', 'experts.experts_per_token', 'experts.dense_layers', 'experts.every', 'experts.d_ff_dense', 'experts.d_shared',
-    'experts.shared_gate', 'experts.router.scores', 'experts.router.bias', 'experts.router.n_groups', 'experts.router.groups_per_token', 'experts.router.group_scores', 'experts.router.normalize',
+    'n_layers', 'd_model', 'attention.n_heads', 'attention.n_kv_heads', 'attention.d_head', 'attention.latent.kv_rank',
+    'attention.latent.q_rank', 'attention.latent.d_nope', 'attention.latent.d_rope', 'feed_forward.d_ff', 'vocab_size',
+    'padded_vocab_size', 'max_sequence_length', 'norm.kind', 'norm.offset', 'block.norms', 'block.parallel',
+    'block.shared_norm',
+    'attention.qk_norm', 'positions', 'layer_types', 'attention.sinks', 'attention.gate', 'recurrent.n_heads',
+    'recurrent.n_key_heads',
+    'recurrent.d_head', 'recurrent.d_key', 'recurrent.conv_width', 'recurrent.conv_bias', 'feed_forward.activation',
+    'attention.qkv_bias', 'attention.o_bias', 'feed_forward.bias', 'norm.bias',
+    'head.bias', 'embedding.tied', 'experts.n_experts', 'experts.experts_per_token', 'experts.dense_layers',
+    'experts.every', 'experts.d_ff_dense', 'experts.d_shared',
+    'experts.shared_gate', 'experts.router.scores', 'experts.router.bias', 'experts.router.n_groups',
+    'experts.router.groups_per_token', 'experts.router.group_scores', 'experts.router.normalize',
     'experts.router.weigh_inputs',
 ))  # fmt: skip
 

@@ -1,9 +1,9 @@
 """Replaces `mesh: auto` and `batch.micro: auto` with numbers before a run begins.
 
 The mesh is the fastest that fits according to `pretrax plan`. The micro-batch is measured on this machine's devices
-(`run/micro_batch.py`). If it cannot be measured, because the devices are not in this machine or several processes would have
-to agree, it is planned too. A resumed run keeps its numbers. The resolved configuration contains the chosen numbers, with
-the reason as their origin.
+(`run/micro_batch.py`). If it cannot be measured, because the devices are not in this machine or several processes would
+have to agree, it is planned too. A resumed run keeps its numbers. The resolved configuration contains the chosen
+numbers, with the reason as their origin.
 """
 
 import dataclasses
@@ -93,7 +93,9 @@ def _as_it_began(config: RunConfig, n_devices: int) -> RunConfig | None:
 
 
 def _here() -> Here | None:
-    """The devices of this machine; None if the plan does not know them: CPUs, devices that are not in its tables, and parts of a slice."""
+    """The devices of this machine; None if the plan does not know them: CPUs, devices that are not in its tables, and
+    parts of a slice.
+    """
     devices = jax.devices()
     topology, memory = topology_of(devices), device_memory(jax.local_devices()[0])
     if topology is None or memory is None:

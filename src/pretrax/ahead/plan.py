@@ -79,7 +79,8 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The configuration itself (None if its mesh or batch is impossible, for the reason `why`), and the candidates that fit.
+    """The configuration itself (None if its mesh or batch is impossible, for the reason `why`), and the candidates that
+    fit.
 
     Attributes:
         options: compiler options that the configuration sets by itself.
@@ -235,8 +236,10 @@ class Planner:
         if key not in self._models:
             try:
                 request = ModelRequest(
-                    vocab_size=self._source.vocab_size, sequence_length=self.size.sequence_length, dtype=jax.numpy.bfloat16,
-                    platform=self.hardware.platform, mesh=mesh, largest_token=self._source.largest_token, slices=self.hardware.slices,
+                    vocab_size=self._source.vocab_size, sequence_length=self.size.sequence_length,
+                    dtype=jax.numpy.bfloat16,
+                    platform=self.hardware.platform, mesh=mesh, largest_token=self._source.largest_token,
+                    slices=self.hardware.slices,
                     documents_per_row=self._source.documents_per_row, micro_batches=mesh['p'],
                     host_memory=True,
                 )  # fmt: skip
@@ -326,7 +329,8 @@ def report(plan: Plan, shown: int = 5) -> list[str]:
     for one in plan.found[:shown]:
         seconds = one.prediction.seconds
         lines.append(
-            f'    {seconds:7.3g}s{one.prediction.mfu:7.1%}{size(one.memory.total):>10}  {one.prediction.bound:<10}  {one.written()}'
+            f'    {seconds:7.3g}s{one.prediction.mfu:7.1%}{size(one.memory.total):>10}  {one.prediction.bound:<10}  '
+            f'{one.written()}'
         )
     if not plan.found:
         lines.append(
@@ -351,12 +355,14 @@ def _options(plan: Plan) -> Iterator[str]:
     if plan.by_default and plan.now:
         now, other = plan.now.prediction, plan.by_default
         yield (
-            f'    with these options, {now.exposed:.3g} s of communication are not overlapped; with the defaults of XLA, '
+            f'    with these options, {now.exposed:.3g} s of communication are not overlapped; with the defaults of '
+            'XLA, '
             f'{other.exposed:.3g} s, and the step takes {other.seconds:.3g} s'
         )
     if plan.in_halves:
         yield (
-            f'    model.batch_parts=2: {plan.in_halves.exposed:.3g} s of communication are not overlapped, and the step takes '
+            f'    model.batch_parts=2: {plan.in_halves.exposed:.3g} s of communication are not overlapped, and the '
+            'step takes '
             f'{plan.in_halves.seconds:.3g} s'
         )
     if plan.is_looped:

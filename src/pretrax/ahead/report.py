@@ -1,4 +1,6 @@
-"""The report of `pretrax compile`: whether the step fits, what needs the memory, what is communicated, what to change."""
+"""The report of `pretrax compile`: whether the step fits, what needs the memory, what is communicated, what to
+change.
+"""
 
 from collections.abc import Iterator
 
@@ -82,11 +84,17 @@ def _work(ahead: Ahead) -> Iterator[str]:
     tokens = run.size.tokens
     if run.flops is not None:
         each = run.flops.causal * tokens / run.mesh.size
-        yield f'work: {each / 1e12:,.3g} TFLOP per step and device (of the model, causal attention, without recomputation)'
+        yield (
+            f'work: {each / 1e12:,.3g} TFLOP per step and device (of the model, causal attention, without '
+            'recomputation)'
+        )
         device = ahead.topology.device if ahead.topology else None
         if device is not None:
             seconds = each / device.peak('bf16')
-            yield f'    at the peak of {device.name}, {device.bf16 / 1e12:,.4g} TFLOP/s: {seconds:.3g} s per step or {tokens / seconds:,.0f} tokens/s (MFU 100%)'
+            yield (
+                f'    at the peak of {device.name}, {device.bf16 / 1e12:,.4g} TFLOP/s: {seconds:.3g} s per step or '
+                f'{tokens / seconds:,.0f} tokens/s (MFU 100%)'
+            )
 
 
 def _phases(ahead: Ahead, text: str) -> Iterator[str]:
@@ -97,7 +105,10 @@ def _phases(ahead: Ahead, text: str) -> Iterator[str]:
     yield ''
     yield f'kernels by phase, per device and step{"":<7}{"kernels":>8}{"TFLOP":>9}{"bytes":>10}{"ms, best":>10}'
     for one in (*found, total(found)):
-        yield f'    {one.phase:<40}{one.kernels:>8}{one.flops / 1e12:>9.3g}{size(one.bytes):>10}{one.seconds * 1e3:>10.3g}'
+        yield (
+            f'    {one.phase:<40}{one.kernels:>8}{one.flops / 1e12:>9.3g}'
+            f'{size(one.bytes):>10}{one.seconds * 1e3:>10.3g}'
+        )
 
 
 def _communication(ahead: Ahead, text: str) -> Iterator[str]:

@@ -1,17 +1,17 @@
 """A compiled step as a file: written by `pretrax compile --save FILE`, run by `pretrax train --compiled FILE`.
 
-The file is a ZIP of `manifest.json` and `executable`, which JAX serializes. Loading an executable means running a program, so
-its author matters:
+The file is a ZIP of `manifest.json` and `executable`, which JAX serializes. Loading an executable means running a
+program, so its author matters:
 
-- nobody but the user who loads it and root may have written or may replace the file (`machine/trusted.py`). An object in a
-  bucket has no owner, and is not loaded;
-- the manifest must name this hardware, these versions and flags, and the program that this run would compile. Its digest is
-  compared with that of the traced step before the executable is read;
-- JAX's serialization is a pickle. It is read by an unpickler that accepts only the classes of an executable, so that the
-  file cannot call anything else.
+- nobody but the user who loads it and root may have written or may replace the file (`machine/trusted.py`). An object
+  in a bucket has no owner, and is not loaded;
+- the manifest must name this hardware, these versions and flags, and the program that this run would compile. Its
+  digest is compared with that of the traced step before the executable is read;
+- JAX's serialization is a pickle. It is read by an unpickler that accepts only the classes of an executable, so that
+  the file cannot call anything else.
 
-Someone who can write files as you can still make such a file compute something else. Do not load files from people whom you
-do not trust.
+Someone who can write files as you can still make such a file compute something else. Do not load files from people whom
+you do not trust.
 """
 
 import hashlib
@@ -72,7 +72,8 @@ def check_one_size(config: RunConfig, option: str) -> None:
     """Raises UserError if the batches of a run grow: a file has the step for batches of one size."""
     if len(config.batch.sizes) > 1:
         raise UserError(
-            f'{option}: the batches of this run grow at step {list(config.batch.sizes)[1]}, and a file has the step for one size\n'
+            f'{option}: the batches of this run grow at step {list(config.batch.sizes)[1]}, and a file has the step '
+            'for one size\n'
             f'leave {option.split()[0]} out: the program cache keeps the step of each size; or give batch.tokens and '
             'batch.sequence_length as plain numbers'
         )
@@ -112,8 +113,8 @@ def opened(path: str | AnyPath, config: RunConfig) -> Callable[[Run, Any], Any]:
     """Opens a compiled step. Returns a function that loads it, given the prepared run and the lowered step.
 
     Raises:
-        UserError: the file is damaged, or the configuration differs. The returned function raises it if the hardware, the
-            versions, the flags or the program differ.
+        UserError: the file is damaged, or the configuration differs. The returned function raises it if the hardware,
+            the versions, the flags or the program differ.
     """
     path = locate(path) if isinstance(path, str) else path
     if isinstance(path, BucketPath):

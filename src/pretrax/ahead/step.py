@@ -50,8 +50,8 @@ def compile_ahead(config: RunConfig, topology: Topology | None, say: Report) -> 
     """Prepares a run as `train` does, and compiles its step.
 
     Raises:
-        UserError: the configuration does not fit the data, the model or the devices; the plugin for the hardware is missing; or
-            an option of XLA cannot be used.
+        UserError: the configuration does not fit the data, the model or the devices; the plugin for the hardware is
+            missing; or an option of XLA cannot be used.
     """
     if topology is None:
         join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)

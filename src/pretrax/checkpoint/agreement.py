@@ -1,7 +1,7 @@
 """Agreement between processes through JAX's coordination service, from any thread and without the devices.
 
-Process 0 decides, so that an exchange among n processes takes O(n) requests. Keys are deleted when all processes have read
-them, since the coordinator keeps the others in memory for as long as it lives.
+Process 0 decides, so that an exchange among n processes takes O(n) requests. Keys are deleted when all processes have
+read them, since the coordinator keeps the others in memory for as long as it lives.
 """
 
 import itertools

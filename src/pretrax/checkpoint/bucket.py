@@ -1,8 +1,8 @@
 """Checkpoints in a bucket, uploaded from host memory by all processes in parallel.
 
-Each attempt to save a step writes below a prefix of its own, `<step>/<attempt>/`, its manifest last. It becomes the checkpoint
-of the step when the index names it (storage/index.py). Arrays are stored as on a disk: `.zarray` (zarr v2, uncompressed) and
-row-major chunks, one object per chunk.
+Each attempt to save a step writes below a prefix of its own, `<step>/<attempt>/`, its manifest last. It becomes the
+checkpoint of the step when the index names it (storage/index.py). Arrays are stored as on a disk: `.zarray` (zarr v2,
+uncompressed) and row-major chunks, one object per chunk.
 """
 
 import concurrent.futures

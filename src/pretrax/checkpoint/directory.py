@@ -1,9 +1,9 @@
 """Checkpoints on a disk: Orbax directories `<step>/`, written asynchronously and atomically.
 
-A checkpoint is called `<token>.partial/<step>.partial` until all of it is on the disk, and `<token>.partial/<step>.deleting`
-while it is deleted. `<token>.partial` belongs to the processes of one start, and the next start moves it away. So a process
-that was taken over, for example because a file server lost its lock, can neither publish nor remove a checkpoint: both
-rename a directory from or to a place that is gone.
+A checkpoint is called `<token>.partial/<step>.partial` until all of it is on the disk, and
+`<token>.partial/<step>.deleting` while it is deleted. `<token>.partial` belongs to the processes of one start, and the
+next start moves it away. So a process that was taken over, for example because a file server lost its lock, can neither
+publish nor remove a checkpoint: both rename a directory from or to a place that is gone.
 
 Arrays are stored uncompressed: random mantissas do not compress, and trying takes most of the time
 (benchmarks/lab-notes.md).
@@ -42,8 +42,8 @@ from pretrax.storage.index import INDEX
 
 _PROBE = 4096  # bytes
 
-# Without OCDBT, Orbax warns at every save that there is nothing to merge. If a save fails, it logs pages of tracebacks and
-# also raises. We report the error once, in one line. Later errors of the same save, which name Orbax's temporary
+# Without OCDBT, Orbax warns at every save that there is nothing to merge. If a save fails, it logs pages of tracebacks
+# and also raises. We report the error once, in one line. Later errors of the same save, which name Orbax's temporary
 # directory, reach asyncio's log when their futures are collected.
 _REDUNDANT = (
     'Skipping merge of OCDBT', 'Handler Commit operations', 'raised an exception', 'async_serialize',
@@ -156,7 +156,9 @@ def _silence_orbax() -> None:
     report = sys.unraisablehook
 
     def report_others(unraisable: 'sys.UnraisableHookArgs') -> None:
-        """When one array cannot be written, Orbax does not wait for the others: they end after its event loop is closed."""
+        """When one array cannot be written, Orbax does not wait for the others: they end after its event loop is
+        closed.
+        """
         error = unraisable.exc_value
         if not (isinstance(error, RuntimeError) and str(error) == 'Event loop is closed'):
             report(unraisable)

@@ -45,7 +45,8 @@ def raise_if_unreachable(place: AnyPath, error: OSError) -> None:
         ) from error
     if error.errno in _OUT_OF_REACH and not isinstance(place, BucketPath):
         raise UserError(
-            f'{error.filename or place}: {error.strerror}\nthe checkpoint may be whole: make it readable for this user, and try again'
+            f'{error.filename or place}: {error.strerror}\n'
+            'the checkpoint may be whole: make it readable for this user, and try again'
         ) from error
     if isinstance(place, BucketPath) and not isinstance(error, FileNotFoundError):
         raise error

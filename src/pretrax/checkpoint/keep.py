@@ -75,7 +75,8 @@ class Keep:
         """The steps to remove after a save, oldest first.
 
         Only a good checkpoint supersedes good ones. It also supersedes all later ones: training continued from an
-        earlier step than theirs, because they were damaged, had a non-finite state, or a rollback could not remove them.
+        earlier step than theirs, because they were damaged, had a non-finite state, or a rollback could not remove
+        them.
 
         Args:
             saved: the step that was just saved.

@@ -1,9 +1,9 @@
 """The manifest of a checkpoint: `<run_dir>/checkpoints/<step>/manifest.json`, plain JSON that is read without JAX.
 
-The manifest is written last and lists all other files with size and digest. On a disk, a directory whose name is a number
-is a complete checkpoint: it has another name until its manifest is on disk. In a bucket, each attempt to save a step has a
-prefix of its own, `<step>/<attempt>/`, and is the checkpoint of the step if the index of `checkpoints/` names it
-(storage/index.py). Checkpoints that were copied from a disk are directly in `<step>/`.
+The manifest is written last and lists all other files with size and digest. On a disk, a directory whose name is a
+number is a complete checkpoint: it has another name until its manifest is on disk. In a bucket, each attempt to save a
+step has a prefix of its own, `<step>/<attempt>/`, and is the checkpoint of the step if the index of `checkpoints/`
+names it (storage/index.py). Checkpoints that were copied from a disk are directly in `<step>/`.
 """
 
 import concurrent.futures
@@ -32,7 +32,8 @@ STATE = 'state'  # the subdirectory that Orbax writes
 PARTIAL = '.partial'  # suffix of an incomplete checkpoint
 DELETING = '.deleting'  # suffix of a checkpoint that is being deleted
 UNFINISHED = (PARTIAL, DELETING)
-# Arrays that only training uses: the map of a student's hidden states to those of its teacher (distill/hidden_states.py)
+# Arrays that only training uses: the map of a student's hidden states to those of its teacher
+# (distill/hidden_states.py)
 _OF_TRAINING = ('weights.hidden_projection', 'ema.hidden_projection')
 
 
@@ -41,7 +42,9 @@ class DamagedError(UserError):
 
 
 def unreadable(place: AnyPath, error: OSError) -> DamagedError:
-    """The error for a checkpoint with a file that cannot be read. Raises UserError or OSError as `raise_if_unreachable`."""
+    """The error for a checkpoint with a file that cannot be read. Raises UserError or OSError as
+    `raise_if_unreachable`.
+    """
     raise_if_unreachable(place, error)
     if isinstance(place, pathlib.Path) and not place.is_dir():  # its run has newer ones, or somebody deleted it
         return DamagedError(
@@ -270,7 +273,8 @@ def publish(
 
 
 def check_sizes(directory: AnyPath, step: int) -> Manifest:
-    """Compares the names of a checkpoint's files with its manifest, on a disk also their sizes. Reads only the manifest.
+    """Compares the names of a checkpoint's files with its manifest, on a disk also their sizes. Reads only the
+    manifest.
 
     Raises:
         DamagedError: something differs; the message names it.

@@ -21,8 +21,8 @@ type Piece = tuple[tuple[int, ...], np.ndarray]  # (index along the leading dime
 class CheckpointArrays:
     """The arrays of one field of a state, by path ('layers.q'), read in pieces and in f32.
 
-    The digests of files are checked first. An object in a bucket is read as a whole when a part of it is first needed, and
-    its digest is checked then.
+    The digests of files are checked first. An object in a bucket is read as a whole when a part of it is first needed,
+    and its digest is checked then.
 
     Args:
         directory: the `checkpoints` directory.

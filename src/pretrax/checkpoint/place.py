@@ -27,7 +27,8 @@ def is_checkpoint(path: AnyPath) -> bool:
 
 
 def find_checkpoint(path: AnyPath) -> tuple[AnyPath, int]:
-    """The `checkpoints` directory and the step of a path: a checkpoint, or the newest one of a run or its `checkpoints`.
+    """The `checkpoints` directory and the step of a path: a checkpoint, or the newest one of a run or its
+    `checkpoints`.
 
     Raises:
         UserError: there is no checkpoint at this path.

@@ -1,11 +1,12 @@
 """Restores arrays of a checkpoint onto devices. Every file is read once, and its digest is checked as it is read.
 
-Orbax writes each uncompressed array as a directory with `.zarray` (zarr v2) and one row-major file per chunk. Orbax reads
-them at a third of this module's speed or less, and only after each file was read once for its digest
-(benchmarks/lab-notes.md). Here bytes go straight from the file to the memory of the device, and are digested on the way.
+Orbax writes each uncompressed array as a directory with `.zarray` (zarr v2) and one row-major file per chunk. Orbax
+reads them at a third of this module's speed or less, and only after each file was read once for its digest
+(benchmarks/lab-notes.md). Here bytes go straight from the file to the memory of the device, and are digested on the
+way.
 
-Each process reads what its own devices need and verifies the digests of a share of all chunks. Chunks are assigned in the
-order of the array, so on the mesh that wrote them a process mostly verifies what it reads.
+Each process reads what its own devices need and verifies the digests of a share of all chunks. Chunks are assigned in
+the order of the array, so on the mesh that wrote them a process mostly verifies what it reads.
 """
 
 import collections
@@ -42,8 +43,10 @@ _AHEAD = 8 << 30  # bytes of arrays that may wait in host memory for their devic
 _THREADS = 8
 # Fields of a state, and the keys that decide which arrays they have
 _KEYS = {
-    'ema': 'optimizer.ema_decay has to stay as it was (null: no average); another run can start from this one with init_from',
-    'optimizer': 'optimizer.name, freeze and groups have to stay as they were; another run can start from this one with init_from',
+    'ema': 'optimizer.ema_decay has to stay as it was (null: no average); another run can start from this one with '
+    'init_from',
+    'optimizer': 'optimizer.name, freeze and groups have to stay as they were; another run can start from this one '
+    'with init_from',
     'loss_scale': 'precision.compute has to stay as it was; another run can start from this one with init_from',
 }
 _ALIGNED = 64  # bytes; the CPU backend takes an array with this alignment without a copy
@@ -52,7 +55,8 @@ _ALIGNED = 64  # bytes; the CPU backend takes an array with this alignment witho
 def restore(directory: AnyPath, step: int, like: Any) -> Any:
     """Restores the state of a step with the shapes, dtypes and shardings of `like`.
 
-    To restore part of a state, pass a dict with some of its fields, such as {'weights': ...}. Only their files are read.
+    To restore part of a state, pass a dict with some of its fields, such as {'weights': ...}. Only their files are
+    read.
 
     Raises:
         DamagedError: a file differs from what was written, in this process or another one.

@@ -1,7 +1,7 @@
 """Writes weights into a checkpoint in pieces, so that memory holds one tensor, not the model.
 
-The result is an ordinary Orbax checkpoint whose state has only `weights`. A piece is (index along the leading dimensions,
-values). Weights that are stacked over layers have one piece per layer.
+The result is an ordinary Orbax checkpoint whose state has only `weights`. A piece is (index along the leading
+dimensions, values). Weights that are stacked over layers have one piece per layer.
 """
 
 import pathlib
@@ -64,7 +64,9 @@ class _StreamedHandler(type_handlers.NumpyHandler):
 def write_streamed(
     directory: pathlib.Path, step: int, weights: Mapping[str, StreamedArray], description: dict[str, Any]
 ) -> pathlib.Path:
-    """Writes weights, by their dotted paths, to `<directory>/<step>`. If interrupted, the directory keeps its temporary name."""
+    """Writes weights, by their dotted paths, to `<directory>/<step>`. If interrupted, the directory keeps its temporary
+    name.
+    """
     registry = type_handlers.create_type_handler_registry(
         (StreamedArray, _StreamedHandler()), (jax.Array, type_handlers.ArrayHandler())
     )

@@ -1,8 +1,9 @@
 """The options of a verb are the fields of a dataclass, and one value carries them.
 
-A verb is a function of one argument, a frozen dataclass. A field is an `option`, or its type is `Annotated` with an option
-of typer or a `Setting`, or is a dataclass with such fields of its own. Other fields are not options, and keep their defaults.
-A verb with few options may declare them as parameters, with the same defaults. Options that may be repeated are tuples.
+A verb is a function of one argument, a frozen dataclass. A field is an `option`, or its type is `Annotated` with an
+option of typer or a `Setting`, or is a dataclass with such fields of its own. Other fields are not options, and keep
+their defaults. A verb with few options may declare them as parameters, with the same defaults. Options that may be
+repeated are tuples.
 """
 
 import dataclasses

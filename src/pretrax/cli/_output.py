@@ -33,7 +33,8 @@ class Speed:
     def report(self) -> None:
         seconds = max(time.perf_counter() - self._began, 1e-9)
         print(
-            f'{self.tokens:,} tokens in {seconds:.1f} s, compilation included, computed in {self._compute}: {self.tokens / seconds:,.1f} tokens/s, '
+            f'{self.tokens:,} tokens in {seconds:.1f} s, compilation included, computed in {self._compute}: '
+            f'{self.tokens / seconds:,.1f} tokens/s, '
             f'{self.prompt_tokens / seconds:,.1f} prompt tokens/s',
             file=sys.stderr,
         )

@@ -160,7 +160,8 @@ def _read_line(text: bytes, where: str, number: int, wanted: Wanted) -> Line:
         raise UserError(f'{where}: not JSON: {error}') from None
     if not isinstance(fields, dict) or ('prompt' in fields) == ('messages' in fields):
         raise UserError(
-            f'{where}: expected an object with either "prompt" or "messages"\nfound {text[:60].decode(errors="replace")}'
+            f'{where}: expected an object with either "prompt" or "messages"\n'
+            f'found {text[:60].decode(errors="replace")}'
         )
     if 'prompt' in fields and not isinstance(fields['prompt'], str):
         raise UserError(f'{where}: prompt is {json.dumps(fields["prompt"])[:40]}; expected text')

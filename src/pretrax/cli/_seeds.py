@@ -37,7 +37,8 @@ def train_seeds(config: str, overrides: Sequence[str], seeds: int, **others: Any
     if changed:
         left_out = ', '.join(str(seed) for one in changed for seed in one.seeds)
         say(
-            f'WARNING: seed {left_out}: not in the mean, since its code is not that of seed {loaded.seed}; remove its run'
+            f'WARNING: seed {left_out}: not in the mean, since its code is not that of seed {loaded.seed}; remove its '
+            'run'
         )
     text = summary_text(arm)
     write_file(place / 'summary.txt', ('\n'.join(text) + '\n').encode())

@@ -1,8 +1,9 @@
 """Verbs are files, groups are folders; both are imported only when they are called, so that help is fast.
 
-`pretrax data tokenize` is `data/tokenize.py`: its docstring is the help, and the signature of its function `tokenize`, or
-the dataclass that it takes (`_options.py`), declares the arguments and options. A trailing underscore, as in `import_.py`, avoids a name that Python uses. A file
-whose name begins with an underscore is not a verb. Verbs import JAX, pydantic and the like inside functions.
+`pretrax data tokenize` is `data/tokenize.py`: its docstring is the help, and the signature of its function `tokenize`,
+or the dataclass that it takes (`_options.py`), declares the arguments and options. A trailing underscore, as in
+`import_.py`, avoids a name that Python uses. A file whose name begins with an underscore is not a verb. Verbs import
+JAX, pydantic and the like inside functions.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """Time the training steps of a grid of configurations.
 
-Each configuration runs in its own process. Results that are already there are kept, so the same command resumes a sweep. The exit code is 1 if a row failed, and 130
-after Ctrl-C.
+Each configuration runs in its own process. Results that are already there are kept, so the same command resumes a
+sweep. The exit code is 1 if a row failed, and 130 after Ctrl-C.
 """
 
 import contextlib

@@ -1,8 +1,11 @@
 """Compile the training step for hardware that is not here.
 
-Prints whether it fits, how much memory it needs and how fast it can be. Without --topology, it is compiled for the devices of this machine. The exit code is 1 if the step does not fit.
+Prints whether it fits, how much memory it needs and how fast it can be. Without --topology, it is compiled for the
+devices of this machine. The exit code is 1 if the step does not fit.
 
---graph draws the compiled step: the operations by named scope, collectives with their bytes, forward and backward apart. With it, CONFIG may also be a file that contains a compiled step as text, such as RUN/program/program.hlo.txt.gz; nothing is compiled then.
+--graph draws the compiled step: the operations by named scope, collectives with their bytes, forward and backward
+apart. With it, CONFIG may also be a file that contains a compiled step as text, such as RUN/program/program.hlo.txt.gz;
+nothing is compiled then.
 """
 
 import typer

@@ -16,7 +16,8 @@ def import_(
     ],
     out: str | None = option('Directory of the new run. [default: runs/NAME]', '-o', metavar='RUN'),
     begin_of_text: str | None = option(
-        'What begins a text, as data.begin_of_text: the name of a token, true or false. [default: as tokenizer.json says]',
+        'What begins a text, as data.begin_of_text: the name of a token, true or false. [default: as tokenizer.json '
+        'says]',
         metavar='TOKEN',
     ),
     allow_not_finite: bool = option('Import weights that are NaN or infinite, and only report them.', default=False),

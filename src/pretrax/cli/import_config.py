@@ -1,7 +1,7 @@
 """Translate a configuration of nanoGPT, Modalities or MaxText.
 
-The file is read as data: nothing in it is executed. The result names the origin of each value, and lists every key that has
-another meaning here, or none.
+The file is read as data: nothing in it is executed. The result names the origin of each value, and lists every key that
+has another meaning here, or none.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Search for the best values of configuration keys.
 
-Optuna chooses the values, and each trial is an ordinary run. The same command continues a search that was stopped or killed.
-The exit code is 1 if no trial was trained to its end, and 130 after Ctrl-C.
+Optuna chooses the values, and each trial is an ordinary run. The same command continues a search that was stopped or
+killed. The exit code is 1 if no trial was trained to its end, and 130 after Ctrl-C.
 """
 
 import functools

@@ -1,6 +1,7 @@
 """Print where the time of traced steps went.
 
-By scope of the model, operation or source line: time, FLOP/s, bytes/s, fraction of the roofline, exposed communication and gaps, with what to try. To trace steps, train with log.profile=3 or log.profile_on_slow=3.0.
+By scope of the model, operation or source line: time, FLOP/s, bytes/s, fraction of the roofline, exposed communication
+and gaps, with what to try. To trace steps, train with log.profile=3 or log.profile_on_slow=3.0.
 """
 
 import pathlib

@@ -16,11 +16,13 @@ from pretrax.option import option
 
 
 def watch(
-    runs: Annotated[tuple[str, ...], typer.Argument(metavar='RUN...', help='Runs, or directories of runs, on a disk or in a bucket.')],
+    runs: Annotated[tuple[str, ...], typer.Argument(metavar='RUN...',
+    help='Runs, or directories of runs, on a disk or in a bucket.')],
     terminal: bool = option('Show the runs in the terminal; in a pipe, print lines.', default=False),
     host: str = option('Address to listen on; others than 127.0.0.1 need --api-key-file.', default='127.0.0.1'),
     port: int = option('Port to listen on; 0: any free port.', default=8100, min=0, max=65535),
-    api_key_file: pathlib.Path | None = option('File with API keys, one on each line. The page asks for a key.', metavar='FILE'),
+    api_key_file: pathlib.Path | None = option('File with API keys, one on each line. The page asks for a key.',
+    metavar='FILE'),
     insecure: bool = option('Let anyone who reaches --host watch.', default=False),
 ) -> None:  # fmt: skip
     from pretrax.view.live.runs import Places

@@ -2,8 +2,8 @@
 
 Every key is resolved once, and depth and size are bounded, so that a short file cannot take minutes or gigabytes.
 
-A value from the environment may be a secret. Its reference is kept, and is written in place of the value. `without_secrets`
-puts references into messages too.
+A value from the environment may be a secret. Its reference is kept, and is written in place of the value.
+`without_secrets` puts references into messages too.
 """
 
 import contextlib
@@ -59,7 +59,9 @@ def escaped(text: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """A message with references in the place of values from the environment, also of those that it quotes or shortens."""
+    """A message with references in the place of values from the environment, also of those that it quotes or
+    shortens.
+    """
     read = [(name, part) for name in _read for part in _texts(os.environ.get(name))]
     for name, value in sorted(read, key=lambda item: -len(item[1])):
         reference, one_line = f'${{oc.env:{name}}}', ' '.join(value.split())

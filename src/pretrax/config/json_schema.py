@@ -1,7 +1,7 @@
 """The JSON Schema of configuration files, with which editors complete keys, describe them, and mark mistakes.
 
-It accepts every file that `load` accepts, also with `extends` and `plugins`, and refuses unknown keys. pretrax checks the
-rest, such as whether the batch fits the mesh, when it loads the file.
+It accepts every file that `load` accepts, also with `extends` and `plugins`, and refuses unknown keys. pretrax checks
+the rest, such as whether the batch fits the mesh, when it loads the file.
 """
 
 import json
@@ -114,7 +114,9 @@ def _choice(kind: str, name: str, common: Schema, options: Schema) -> Schema:
 
 
 def _complete(default: str, options: dict[str, Schema]) -> Iterator[Schema]:
-    """What a section has, unless the file extends another: the options that its component requires, and no others' options."""
+    """What a section has, unless the file extends another: the options that its component requires, and no others'
+    options.
+    """
     for name, own in options.items():
         if 'required' in own:
             is_named = {'required': ['name'], 'properties': {'name': {'const': name}}}

@@ -9,8 +9,8 @@ from pretrax.errors import UserError
 def resolve_mesh(mesh: Mesh, n_devices: int, platform: str, slices: int = 1) -> dict[str, int]:
     """The size of each mesh axis; their product is the number of devices.
 
-    One axis may be auto. If both r and d are, d takes the devices of each slice and r is the number of `slices`, which a
-    slow network connects; so the largest model fits. On CPUs r takes them, since simulated devices share one memory.
+    One axis may be auto. If both r and d are, d takes the devices of each slice and r is the number of `slices`, which
+    a slow network connects; so the largest model fits. On CPUs r takes them, since simulated devices share one memory.
     `platform` is '' if it is not known.
 
     Raises:

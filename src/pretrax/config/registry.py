@@ -89,8 +89,8 @@ def register[F: Callable[..., Any]](
     Args:
         kind: 'model', 'data', 'optimizer' or 'schedule'.
         name: what the user writes as `name:` in that section.
-        options: a pydantic model of the options, or those of several kinds and a function that chooses one, passed to the component as the keyword `options`. Without it, the
-            component's keyword-only parameters are its options.
+        options: a pydantic model of the options, or those of several kinds and a function that chooses one, passed to
+            the component as the keyword `options`. Without it, the component's keyword-only parameters are its options.
 
     Raises:
         UserError: the kind is unknown, the name is invalid or taken, or an option has a type that YAML cannot express.
@@ -160,7 +160,9 @@ def feature(section: str) -> Any:
 
 
 def option_names(kind: str, name: Any) -> Any:
-    """The module with the former names of the options of a component; None: it has no others, or there is no such component."""
+    """The module with the former names of the options of a component; None: it has no others, or there is no such
+    component.
+    """
     entry = _components[kind].get(name) if isinstance(name, str) else None
     return importlib.import_module(entry.option_names) if entry and entry.option_names else None
 

@@ -126,7 +126,9 @@ class Component(Section):
 
     @classmethod
     def nested_names(cls, values: Mapping[str, Any]) -> dict[str, str]:
-        """The dotted keys of options in sections, by the last name of each, and by the one that pretrax 0.1 had for it."""
+        """The dotted keys of options in sections, by the last name of each, and by the one that pretrax 0.1 had for
+        it.
+        """
         names = registry.option_names(cls.kind, values.get('name', registry.DEFAULTS[cls.kind]))
         model = cls.options_of(values)
         if names is None or model is None:
@@ -231,8 +233,8 @@ class Batch(Section):
 
 
 class Mesh(Section):
-    """How the devices are arranged. `mesh: auto` is auto for r, d, e, t and p. If only r or d is given, the other is 1; see
-    `pretrax.config.mesh.resolve_mesh`, and `pretrax.ahead.auto`, which plans e, t and p before the run starts.
+    """How the devices are arranged. `mesh: auto` is auto for r, d, e, t and p. If only r or d is given, the other is 1;
+    see `pretrax.config.mesh.resolve_mesh`, and `pretrax.ahead.auto`, which plans e, t and p before the run starts.
     """
 
     r: Axis = Field(default='auto', description='replicas: shard the batch; every replica has all weights')
@@ -359,11 +361,13 @@ class Faults(Section):
     )
     heartbeat_seconds: Annotated[int, Field(ge=2, le=LARGEST)] = Field(
         default=20,
-        description='with several processes, one that is silent for this long counts as lost; the others exit with code 75',
+        description='with several processes, one that is silent for this long counts as lost; the others exit with '
+        'code 75',
     )
     lease_seconds: Positive = Field(
         default=60.0,
-        description='with run_dir in a bucket, another process may take over the run if this one is silent for this long',
+        description='with run_dir in a bucket, another process may take over the run if this one is silent for this '
+        'long',
     )
     stack_trace_interval_seconds: NotNegative = Field(
         default=0.0, description='write the stacks of all threads at this interval; 0: only on a fault'
@@ -371,7 +375,8 @@ class Faults(Section):
     stack_trace_to: str | None = Field(
         default=None,
         min_length=1,
-        description='where stack_trace_interval_seconds writes: console, or a directory on a disk; null: stacks/ in the run directory',
+        description='where stack_trace_interval_seconds writes: console, or a directory on a disk; null: stacks/ in '
+        'the run directory',
     )
 
     @pydantic.model_validator(mode='after')
@@ -483,7 +488,8 @@ class Log(Section):
     )
     profile_on_slow: Annotated[float, Field(gt=1)] | None = Field(
         default=None,
-        description='trace the next steps when a step takes this many times the usual time, three times at most; null: never',
+        description='trace the next steps when a step takes this many times the usual time, three times at most; '
+        'null: never',
     )
     layers: CountOrZero = Field(
         default=0,
@@ -495,7 +501,8 @@ class Log(Section):
     )
     peak_tflops: Positive | None = Field(
         default=None,
-        description='peak TFLOP/s of a device in the compute dtype, for MFU; null: that of its vendor, or of a CPU as measured',
+        description='peak TFLOP/s of a device in the compute dtype, for MFU; null: that of its vendor, or of a CPU as '
+        'measured',
     )
     report: bool = Field(default=True, description='write <run_dir>/report.html at the end of the run')
     graph: bool = Field(
@@ -580,7 +587,8 @@ class Distill(Section):
     cache: str | None = Field(
         default=None,
         min_length=1,
-        description='directory of `pretrax distill prepare`, instead of teacher; also gs://BUCKET/PATH or s3://BUCKET/PATH',
+        description='directory of `pretrax distill prepare`, instead of teacher; also gs://BUCKET/PATH or '
+        's3://BUCKET/PATH',
     )
     weight: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.5, description='weight of the distillation loss; the usual cross-entropy has the rest'
@@ -628,7 +636,8 @@ class RunConfig(Section):
     model: Annotated[Model, STEP] = Field(description='a preset or sizes, and the component that builds the model')
     init_from: Annotated[Annotated[str, Field(min_length=1)] | InitFrom | None, INPUT] = Field(
         default=None,
-        description='weights to start from: hf:DIR_OR_ID, or a run or checkpoint; it also supplies what model leaves out',
+        description='weights to start from: hf:DIR_OR_ID, or a run or checkpoint; it also supplies what model leaves '
+        'out',
     )
     distill: Annotated[Distill | None, STEP] = Field(
         default=None, description='a teacher whose probabilities the model learns from; null: none'
@@ -733,7 +742,8 @@ class RunConfig(Section):
             raise ProblemsError(
                 Problem(
                     ('schedule', 'warmup'),
-                    f'is {warmup}, more than steps ({self.steps}): the run would end before it reaches the learning rate',
+                    f'is {warmup}, more than steps ({self.steps}): the run would end before it reaches the learning '
+                    'rate',
                     f'write a warmup of at most {self.steps}, or more steps',
                 )
             )

@@ -49,8 +49,9 @@ def resolved_yaml(config: RunConfig) -> str:
 def written_values(config: RunConfig) -> dict[str, Any]:
     """The values as pretrax writes them: a text from the environment, which may be a secret, is its reference.
 
-    Also a secret that was given as a plain text, as a whole or in part, is written as a reference. Values that the compiled
-    step depends on, numbers, and choices between fixed words are written as they are, so that a resumed run notices a change.
+    Also a secret that was given as a plain text, as a whole or in part, is written as a reference. Values that the
+    compiled step depends on, numbers, and choices between fixed words are written as they are, so that a resumed run
+    notices a change.
     """
     references = {
         path: _with_default(text, _value_at(config, path))
@@ -77,7 +78,9 @@ def _references_of_sources(config: RunConfig, references: Mapping[Path, str]) ->
 
 
 def shown_prompts(config: RunConfig) -> list[str]:
-    """`sample.prompts` as pretrax shows them: a prompt from the environment, which may be a secret, is its reference."""
+    """`sample.prompts` as pretrax shows them: a prompt from the environment, which may be a secret, is its
+    reference.
+    """
     prompts, whole = config.sample.prompts, config.references.get(('sample', 'prompts'))
     return [config.references.get(('sample', 'prompts', i), whole or prompt) for i, prompt in enumerate(prompts)]
 
@@ -189,7 +192,9 @@ def _written(value: Any, path: Path, references: Mapping[Path, str]) -> Any:
 
 
 def _with_default(reference: str, value: Any) -> str:
-    """The reference of a section or a list, for readers who do not have its variable: with a word in place of each text."""
+    """The reference of a section or a list, for readers who do not have its variable: with a word in place of each
+    text.
+    """
     is_one = isinstance(value, BaseModel | Mapping | Sequence) and not isinstance(value, str) and ',' not in reference
     return f'{reference[:-1]},{json.dumps(_without_texts(value))}}}' if is_one else reference
 

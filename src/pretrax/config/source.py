@@ -181,7 +181,8 @@ def _override_value(override: str, path: KeyPath, text: str) -> tuple[Any, dict[
             rest = text[node.end_mark.index :].strip() if node else text
             raise UserError(
                 f'override {shown(override)}: {f"{shown(rest)} would be ignored" if rest else "no value is given"}\n'
-                '    null means no value, \'""\' an empty string; put text with # in quotes inside the quotes of the shell'
+                '    null means no value, \'""\' an empty string; put text with # in quotes inside the quotes of the '
+                'shell'
             )
         _refuse_tags(text)
         values = OmegaConf.to_container(OmegaConf.from_dotlist([f'value={text}']), resolve=False)

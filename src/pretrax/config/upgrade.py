@@ -1,7 +1,7 @@
 """`pretrax config upgrade`: writes the names of today into a file of pretrax 0.1, whose section `model:` was flat.
 
-Comments, the order of the keys and the layout stay. A file may be a configuration, a sweep, a search or a fit of scaling
-laws. The new text is read back and compared before it is written.
+Comments, the order of the keys and the layout stay. A file may be a configuration, a sweep, a search or a fit of
+scaling laws. The new text is read back and compared before it is written.
 """
 
 import collections

@@ -125,7 +125,8 @@ class _Text(_Options):
     hugging_face: HuggingFaceOptions | None = Field(None, description='how to read the datasets that text names')
     begin_of_text: bool | str | None = Field(
         None,
-        description='what begins each document, and each text that the model reads: null: the tokens that tokenizer.json '
+        description='what begins each document, and each text that the model reads: null: the tokens that '
+        'tokenizer.json '
         'adds; true: these, or the bos_token of tokenizer_config.json; false: nothing; or the name of a token',
     )
     streaming: bool = Field(
@@ -387,10 +388,12 @@ def options_of_text(name: str, options: object) -> TextOptions | StreamOptions:
         return options
     if isinstance(options, TokenOptions):
         raise UserError(
-            f'data.tokens: {options.tokens} is already tokenized\n  to tokenize text, set data.tokens=null data.text=...'
+            f'data.tokens: {options.tokens} is already tokenized\n'
+            '  to tokenize text, set data.tokens=null data.text=...'
         )
     if isinstance(options, MixtureOptions):
         raise UserError(
-            'data.mixture: the run tokenizes each of its sources\n  to tokenize one text, set data.mixture=null data.text=...'
+            'data.mixture: the run tokenizes each of its sources\n'
+            '  to tokenize one text, set data.mixture=null data.text=...'
         )
     raise UserError(f'data.name: {name} makes batches without text\n  expected data.name=text')

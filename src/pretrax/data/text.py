@@ -70,7 +70,8 @@ def tokenize_text(
     """
     if isinstance(options, StreamOptions):
         raise UserError(
-            'data.streaming: true tokenizes the text while the run trains\n  to tokenize it before, set data.streaming=false'
+            'data.streaming: true tokenizes the text while the run trains\n'
+            '  to tokenize it before, set data.streaming=false'
         )
     tokenizer = None if options.tokenizer is None else _load_tokenizer(options, options.tokenizer, say)
     return prepare(

@@ -1,7 +1,8 @@
 """What a teacher says about rows of tokens, in files: the k most likely next tokens, and the probability of all others.
 
-A row is found by a digest of its tokens, segments and positions. So it does not matter in which order, in which batches and on
-how many processes rows are read, and rows that an epoch repeats are stored once. Letters: R rows, L sequence length.
+A row is found by a digest of its tokens, segments and positions. So it does not matter in which order, in which batches
+and on how many processes rows are read, and rows that an epoch repeats are stored once. Letters: R rows, L sequence
+length.
 
 A directory has:
 
@@ -102,7 +103,8 @@ class TeacherFiles:
         confirm: raises an exception if this process may no longer write the directory.
 
     Raises:
-        UserError: it is missing or damaged, or another version of pretrax has written it; or its bucket cannot be reached.
+        UserError: it is missing or damaged, or another version of pretrax has written it; or its bucket cannot be
+            reached.
     """
 
     def __init__(
@@ -175,7 +177,8 @@ class TeacherFiles:
                 self._remote.add(part)
         except OSError as error:
             raise kind_of_error(error)(
-                f'{self.place / part_name(number)}: {error.strerror}\nmake room, and run the same command again: it continues'
+                f'{self.place / part_name(number)}: {error.strerror}\n'
+                'make room, and run the same command again: it continues'
             ) from error
         self._open(part_name(number), verified=True)
 

@@ -2,11 +2,12 @@
 
 Letters: B batch, L length, M d_model of the student, M_teacher d_model of the teacher.
 
-For a pair of layers, s and t are the residual streams of the student and the teacher after a layer of each. The loss of a token is
-|s W - t|^2 / |t|^2, and the loss is its mean over pairs and target tokens. Romero et al. 2015 (FitNets, arXiv:1412.6550, eq. 3)
-introduced the squared error with a learned map W of the student's states; Jiao et al. 2020 (TinyBERT, arXiv:1909.10351, eq. 8) and
-Muralidharan et al. 2024 (Minitron, arXiv:2407.14679, section 3.2) use it for Transformers. Divided by |t|^2 it does not
-depend on the width or on the size of the teacher's states, which grows over its layers: 0 means equal, and 1 is the error of zeros.
+For a pair of layers, s and t are the residual streams of the student and the teacher after a layer of each. The loss of
+a token is |s W - t|^2 / |t|^2, and the loss is its mean over pairs and target tokens. Romero et al. 2015 (FitNets,
+arXiv:1412.6550, eq. 3) introduced the squared error with a learned map W of the student's states; Jiao et al. 2020
+(TinyBERT, arXiv:1909.10351, eq. 8) and Muralidharan et al. 2024 (Minitron, arXiv:2407.14679, section 3.2) use it for
+Transformers. Divided by |t|^2 it does not depend on the width or on the size of the teacher's states, which grows over
+its layers: 0 means equal, and 1 is the error of zeros.
 
 W is a matrix for each pair, and there is none if both models are equally wide. It is trained with the student, and is
 not part of the decoder that is exported or generates text.

@@ -4,8 +4,8 @@ A part is a directory, part-00000 and so on, with arrays and
 
     manifest.json   {"files": {"ids.npy": {"size": bytes, "xxh3": digest}, ...}}
 
-In a bucket, a part has a name that no other one ever has, and the index names the parts (storage/index.py). They are copied to
-a directory of this machine, from which they are read.
+In a bucket, a part has a name that no other one ever has, and the index names the parts (storage/index.py). They are
+copied to a directory of this machine, from which they are read.
 """
 
 import json
@@ -87,7 +87,9 @@ def write_part(directory: Path, number: int, arrays: Mapping[str, np.ndarray]) -
 
 
 def problem_of(path: Path) -> str:
-    """How the files of a part differ from what was written; '' if they do not. Reads all of them. Raises OSError if it cannot."""
+    """How the files of a part differ from what was written; '' if they do not. Reads all of them. Raises OSError if it
+    cannot.
+    """
     try:
         expected = parse_json((path / MANIFEST).read_bytes())['files']
         for name, of_file in expected.items():

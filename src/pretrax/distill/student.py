@@ -2,14 +2,14 @@
 
 Letters: B batch, L length, M d_model, V vocabulary.
 
-The loss of a token is (1 - weight) * cross-entropy + weight * T^2 * KL, where both models divide their logits by the temperature T
-(Hinton et al. 2015, arXiv:1503.02531, section 2; T^2 keeps the size of the gradient). KL is forward, KL(teacher || student), or
-reverse, KL(student || teacher) (Gu et al. 2023, arXiv:2306.08543, section 2.1). The teacher runs forward only. The logits of both
-models exist for one chunk of the sequences at a time, each device has its part of the vocabulary, and the backward pass computes
-them again.
+The loss of a token is (1 - weight) * cross-entropy + weight * T^2 * KL, where both models divide their logits by the
+temperature T (Hinton et al. 2015, arXiv:1503.02531, section 2; T^2 keeps the size of the gradient). KL is forward,
+KL(teacher || student), or reverse, KL(student || teacher) (Gu et al. 2023, arXiv:2306.08543, section 2.1). The teacher
+runs forward only. The logits of both models exist for one chunk of the sequences at a time, each device has its part of
+the vocabulary, and the backward pass computes them again.
 
-Offline, the batch has the k most likely tokens of the teacher and the probability of all others together (`TopK`), which were
-computed before. KL is then over k + 1 outcomes.
+Offline, the batch has the k most likely tokens of the teacher and the probability of all others together (`TopK`),
+which were computed before. KL is then over k + 1 outcomes.
 
 A student may also learn the hidden states of its teacher after some layers (hidden_states.py).
 """
@@ -46,10 +46,13 @@ from pretrax.shardlib import f32, key, num, pytree_dataclass, scope
 
 Direction = Literal['forward', 'reverse']
 LogitsOf = Callable[[jax.Array], jax.Array]  # hidden states after the last layer -> logits
-# Options of a decoder that a teacher does not take from its checkpoint: they say how it was trained, not what it computes
+# Options of a decoder that a teacher does not take from its checkpoint: they say how it was trained, not what it
+# computes
 OF_TRAINING = (
-    'layers', 'save', 'loss_chunks', 'batch_parts', 'attention.kernel', 'pipeline.rounds', 'pipeline.schedule', 'attention.context',
-    'multi_token.n_layers', 'multi_token.loss', 'experts.router.balance_over', 'dropout', 'attention.dropout', 'block.dropout', 'embedding.dropout',
+    'layers', 'save', 'loss_chunks', 'batch_parts', 'attention.kernel', 'pipeline.rounds', 'pipeline.schedule',
+    'attention.context',
+    'multi_token.n_layers', 'multi_token.loss', 'experts.router.balance_over', 'dropout', 'attention.dropout',
+    'block.dropout', 'embedding.dropout',
 )  # fmt: skip
 
 
@@ -134,7 +137,9 @@ class DistilledTransformer(Transformer):
         return dataclasses.replace(super().abstract(), hidden_projection=self._abstract_projection())
 
     def abstract_constants(self) -> Teacher | None:
-        """Shapes, dtypes and shardings of the teacher's weights on the current mesh; None: batches have what it computes."""
+        """Shapes, dtypes and shardings of the teacher's weights on the current mesh; None: batches have what it
+        computes.
+        """
         if self.teacher is None:
             return None
         like = abstract_weights(self.teacher.arch)
@@ -168,7 +173,9 @@ class DistilledTransformer(Transformer):
         return super().denominators(batch) | dict.fromkeys(('distillation', 'hidden_mse'), jnp.sum(batch.mask))
 
     def summarize(self, tables: dict[str, f32['rows columns']]) -> dict[str, f32['']]:
-        """`nll`, `distillation` and `hidden_mse`, the losses per target token without their weights, and the decoder's metrics."""
+        """`nll`, `distillation` and `hidden_mse`, the losses per target token without their weights, and the decoder's
+        metrics.
+        """
         found = super().summarize(tables)
         if 'distilled' not in tables:
             return found
@@ -176,7 +183,9 @@ class DistilledTransformer(Transformer):
         return found | {'nll': nll / count, 'distillation': divergence / count} | hidden_metrics(tables)
 
     def top_k(self, teacher: Teacher, batch: Batch, k: int) -> TopK:
-        """The k most likely tokens of the teacher after each token, at the temperature of the distillation. Runs per device."""
+        """The k most likely tokens of the teacher after each token, at the temperature of the distillation. Runs per
+        device.
+        """
         ends, x, _ = self._run_teacher(teacher, batch)
 
         def find(x: jax.Array, part: Batch) -> TopK:
@@ -190,7 +199,9 @@ class DistilledTransformer(Transformer):
     def _run_teacher(
         self, teacher: Teacher, batch: Batch, kept: Sequence[int] = ()
     ) -> tuple[Ends, num['B/r/d/e L/c/t M'], num['kept B/r/d/e L/c/t M'] | None]:
-        """The ends of the teacher, and its hidden states after the last layer and after the layers `kept`. It drops nothing."""
+        """The ends of the teacher, and its hidden states after the last layer and after the layers `kept`. It drops
+        nothing.
+        """
         assert self.teacher is not None
         without_dropout = dataclasses.replace(batch, seeds=None)
         with scope(), jax.named_scope('teacher'):  # M is the width of the teacher here

@@ -1,7 +1,7 @@
 """What `distill:` adds to a run: a model that learns from a teacher, and what the teacher computes.
 
-A teacher is read piece by piece, as `init_from:` reads weights, in the compute dtype. Checkpoints of the student do not have it:
-they have its fingerprint, which a resumed run compares.
+A teacher is read piece by piece, as `init_from:` reads weights, in the compute dtype. Checkpoints of the student do not
+have it: they have its fingerprint, which a resumed run compares.
 """
 
 import dataclasses
@@ -86,7 +86,8 @@ class Teaching:
             source: its data.
 
         Raises:
-            UserError: it is missing or damaged, or was prepared for other data, another tokenizer or another temperature.
+            UserError: it is missing or damaged, or was prepared for other data, another tokenizer or another
+                temperature.
         """
         cache = self.section.cache
         if cache is None:
@@ -105,7 +106,8 @@ class Teaching:
         for what, (theirs, ours) in facts.items():
             if theirs != ours:
                 raise UserError(
-                    f'distill.cache: {cache} was prepared with another {what}: {theirs} there, {ours} in the run\n{again}'
+                    f'distill.cache: {cache} was prepared with another {what}: {theirs} there, {ours} in the run\n'
+                    f'{again}'
                 )
         self.files = files
 
@@ -124,7 +126,8 @@ class Teaching:
         return {} if self.files is None else dict(zip(_FIELDS, self.files.read(rows), strict=True))
 
     def begin(self, run: Run, report: Report) -> Teacher | None:
-        """Loads the teacher, if it runs, and checks that a directory has the last batch, so that a run does not stop midway.
+        """Loads the teacher, if it runs, and checks that a directory has the last batch, so that a run does not stop
+        midway.
 
         Raises:
             UserError: the directory lacks rows, or as `load`.
@@ -140,8 +143,8 @@ class Teaching:
         """The weights of the teacher on the devices of a run; None: it does not run. The mesh of the run must be set.
 
         Raises:
-            UserError: there is no checkpoint, its weights do not fit its description, its tokenizer is not that of the data, or
-                numbers of a Hugging Face checkpoint are not finite.
+            UserError: there is no checkpoint, its weights do not fit its description, its tokenizer is not that of the
+                data, or numbers of a Hugging Face checkpoint are not finite.
         """
         model, place = run.recipe.model, self.section.teacher
         if place is None or not isinstance(model, DistilledTransformer):
@@ -174,7 +177,8 @@ class Teaching:
             )
         raise UserError(
             f'{run_dir} was trained with another teacher: the weights of {self.section.teacher} have changed since\n'
-            'name one checkpoint, such as runs/NAME/checkpoints/1000, that is kept; use another name=, or resume with the '
+            'name one checkpoint, such as runs/NAME/checkpoints/1000, that is kept; use another name=, or resume with '
+            'the '
             'new teacher: --allow-changes'
         )
 

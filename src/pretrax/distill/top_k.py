@@ -2,9 +2,9 @@
 
 Letters: B batch, L length, V vocabulary, k the number of tokens that are kept.
 
-The teacher's distribution is kept as k + 1 outcomes: its k most likely tokens, and the tail, which is all other tokens together.
-Nothing is renormalized, so that a student is not taught that the tail is impossible. With k = V there is no tail, and the
-distribution is whole.
+The teacher's distribution is kept as k + 1 outcomes: its k most likely tokens, and the tail, which is all other tokens
+together. Nothing is renormalized, so that a student is not taught that the tail is impossible. With k = V there is no
+tail, and the distribution is whole.
 """
 
 import jax
@@ -52,9 +52,9 @@ def top_k_of(logits: num['B/r/d/e L/c V/t'], k: int, vocab_size: int, temperatur
 def as_logits(top: TopK, logits: num['B/r/d/e L/c V/t'], vocab_size: int, temperature: float) -> f32['B/r/d/e L/c V/t']:
     """Logits of a teacher whose divergence from the student is that of the k + 1 outcomes, in value and in gradient.
 
-    The mass of the tail is spread over its tokens in the proportions of the student, as a constant. With p_j = tail q_j / q_tail,
-    the sum of p_j log(p_j / q_j) over the tail is tail log(tail / q_tail), and its gradient is that of the k + 1 outcomes; the
-    same holds for the reverse KL.
+    The mass of the tail is spread over its tokens in the proportions of the student, as a constant. With p_j = tail q_j
+    / q_tail, the sum of p_j log(p_j / q_j) over the tail is tail log(tail / q_tail), and its gradient is that of the k
+    + 1 outcomes; the same holds for the reverse KL.
 
     Args:
         top: what is kept of the teacher, at this temperature.

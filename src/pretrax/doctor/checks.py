@@ -1,9 +1,9 @@
 """The list of checks.
 
-To add a check, write a function that takes a `Context` and yields findings, and add it here. It belongs here if its failure
-breaks or slows real training, and if the fix fits in a line. A check of the machine runs without JAX. A check of the devices
-runs in a process of its own (`probe`), so that a device which hangs or crashes is a line of the table; it also has the name
-of the line, and the fix, for that case.
+To add a check, write a function that takes a `Context` and yields findings, and add it here. It belongs here if its
+failure breaks or slows real training, and if the fix fits in a line. A check of the machine runs without JAX. A check
+of the devices runs in a process of its own (`probe`), so that a device which hangs or crashes is a line of the table;
+it also has the name of the line, and the fix, for that case.
 """
 
 from collections.abc import Callable, Iterable

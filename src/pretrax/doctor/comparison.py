@@ -14,7 +14,9 @@ _NORMAL = 0.6745  # the median absolute deviation of a normal distribution, in s
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A line of the table. `nodes`: the processes it is about, in order; all of them for a check that passed everywhere."""
+    """A line of the table. `nodes`: the processes it is about, in order; all of them for a check that passed
+    everywhere.
+    """
 
     check: str
     status: Status
@@ -26,10 +28,10 @@ class Row:
 def outliers[Key: Hashable](rates: Mapping[Key, float]) -> dict[Key, float]:
     """The nodes that are far below the others, and the share of the median that each is below it.
 
-    A rate is an outlier if it is at least 10% below the median (less is not worth a repair), and if its modified z-score
-    0.6745 (median - rate) / MAD is above 3.5, where MAD is the median absolute deviation. Median and MAD hold if almost half of the
-    nodes are slow; a mean and a standard deviation do not, since one slow node moves both. With fewer than four rates the
-    MAD says nothing, and with equal rates it is 0: then the 10% decide.
+    A rate is an outlier if it is at least 10% below the median (less is not worth a repair), and if its modified
+    z-score 0.6745 (median - rate) / MAD is above 3.5, where MAD is the median absolute deviation. Median and MAD hold
+    if almost half of the nodes are slow; a mean and a standard deviation do not, since one slow node moves both. With
+    fewer than four rates the MAD says nothing, and with equal rates it is 0: then the 10% decide.
     """
     if len(rates) < 2:
         return {}
@@ -43,7 +45,9 @@ def outliers[Key: Hashable](rates: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def share_of(speed: float, limit: float, name: str) -> str:
-    """A speed relative to a limit, in words. It is never over 100 %: a limit that is exceeded does not describe the hardware."""
+    """A speed relative to a limit, in words. It is never over 100 %: a limit that is exceeded does not describe the
+    hardware.
+    """
     return f'more than {name}' if speed > limit else f'{speed / limit:.0%} of {name}'
 
 

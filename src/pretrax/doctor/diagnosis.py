@@ -33,8 +33,8 @@ def diagnose(context: Context, coordinator: str, arguments: Sequence[str], secon
         seconds: for each process to arrive, and for each check.
 
     Returns:
-        In process 0 what was found; in others the exit code that process 0 has decided, or what was found here if process 0
-        cannot be reached.
+        In process 0 what was found; in others the exit code that process 0 has decided, or what was found here if
+        process 0 cannot be reached.
     """
     began = time.monotonic()
     with ProbeProcess(arguments) as probe:  # imports JAX meanwhile

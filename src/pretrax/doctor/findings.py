@@ -19,7 +19,8 @@ class Finding:
         differs: the status if it is not equal.
         absent: with `same`, what the table shows for nodes without this finding; None: they are not compared.
         amount: a number, higher is better; the table shows the lowest one.
-        group: findings of a group that are 'ok' share a line of the table with this name; '': the finding has its own line.
+        group: findings of a group that are 'ok' share a line of the table with this name; '': the finding has its own
+            line.
         compare: names nodes whose `amount` is far below that of the others (`comparison.outliers`).
     """
 

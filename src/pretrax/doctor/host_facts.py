@@ -1,9 +1,9 @@
 """What a launcher asks of a host before it starts anything there, and how the answers of several hosts are judged.
 
-`python -m pretrax.doctor.host_facts '{"token": ..., "config": ..., "overrides": [...]}'` is the program of a host that is
-reached through a command such as ssh. It prints its facts as one line of JSON, with the port on which it listens. Then it
-reads lines `ADDRESS PORT`, and prints {"problem": ...}, which is null if it reaches that port. It ends with
-its standard input.
+`python -m pretrax.doctor.host_facts '{"token": ..., "config": ..., "overrides": [...]}'` is the program of a host that
+is reached through a command such as ssh. It prints its facts as one line of JSON, with the port on which it listens.
+Then it reads lines `ADDRESS PORT`, and prints {"problem": ...}, which is null if it reaches that port. It ends with its
+standard input.
 """
 
 import hashlib

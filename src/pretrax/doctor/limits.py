@@ -24,7 +24,9 @@ def open_files(context: Context) -> Iterator[Finding]:
         yield failure(
             'open files',
             f'hard limit {limit}; training needs about {needed}',
-            f'LimitNOFILE={max(needed, _ENOUGH)} of the service that starts it; in a container: --ulimit nofile={_ENOUGH}',
+            f'LimitNOFILE={max(needed, _ENOUGH)} of the service that starts it; in a container: --ulimit nofile={
+                _ENOUGH
+            }',
         )
     else:
         yield Finding('open files', f'hard limit {"none" if limit == _UNLIMITED else limit}')

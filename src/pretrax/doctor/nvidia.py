@@ -1,4 +1,5 @@
-"""NVIDIA GPUs as `nvidia-smi` and the kernel's log describe them: errors, throttling, clocks, and memory in use by others.
+"""NVIDIA GPUs as `nvidia-smi` and the kernel's log describe them: errors, throttling, clocks, and memory in use by
+others.
 
 Fields: `nvidia-smi --help-query-gpu`. Xid errors: docs.nvidia.com/deploy/xid-errors.
 """
@@ -53,7 +54,8 @@ def xids(context: Context) -> Iterator[Finding]:
     found = sorted({(bus, int(code)) for bus, code in _XID.findall(log or '') if int(code) in _BAD_XIDS})
     if found:
         text = ', '.join(f'Xid {code} of {bus}' for bus, code in found[:3])
-        fix = f'drain the node and restart it; if it returns, replace the GPU (docs.nvidia.com/deploy/xid-errors: {found[0][1]})'
+        page = f'docs.nvidia.com/deploy/xid-errors: {found[0][1]}'
+        fix = f'drain the node and restart it; if it returns, replace the GPU ({page})'
         yield failure('GPU errors', f'{text} in the kernel log', fix)
 
 
@@ -95,7 +97,9 @@ def _slowdowns() -> Iterator[Finding]:
         if active is not None:
             break
     slowed = [
-        f'GPU {row["index"]}: {", ".join(r for r in _SLOWDOWNS if any(k.endswith("." + r) and v == "Active" for k, v in row.items()))}'
+        f'GPU {row["index"]}: {
+            ", ".join(r for r in _SLOWDOWNS if any(k.endswith("." + r) and v == "Active" for k, v in row.items()))
+        }'
         f', {row["temperature.gpu"]} C'
         for row in active or ()
         if 'Active' in row.values()

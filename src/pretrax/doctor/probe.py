@@ -1,7 +1,7 @@
 """The process that runs the checks of the devices: `python -m pretrax.doctor.probe CONFIG-or-empty KEY=VALUE ...`.
 
-It waits for a line on its standard input, the seconds for each check, and ends when that is closed. It writes a JSON object per line: the name of the
-check that begins, or a finding.
+It waits for a line on its standard input, the seconds for each check, and ends when that is closed. It writes a JSON
+object per line: the name of the check that begins, or a finding.
 """
 
 import importlib

@@ -1,4 +1,6 @@
-"""Word n-grams that task documents share with training text (Brown et al. 2020, arXiv:2005.14165, appendix C). No JAX here."""
+"""Word n-grams that task documents share with training text (Brown et al. 2020, arXiv:2005.14165, appendix C). No JAX
+here.
+"""
 
 import dataclasses
 import itertools
@@ -125,7 +127,9 @@ def overlaps(ngrams: Ngrams, places: Mapping[int, int]) -> dict[str, TaskOverlap
 
 
 def texts_of_task(task: Task, settings: Settings) -> list[list[str]]:
-    """The text of each document of a task: the question of its first request with the answer, which is the right one."""
+    """The text of each document of a task: the question of its first request with the answer, which is the right
+    one.
+    """
 
     def text(document: Document) -> str:
         request = document.requests[0]
@@ -137,7 +141,8 @@ def texts_of_task(task: Task, settings: Settings) -> list[list[str]]:
 
 
 def texts_of_files(spec: str) -> list[list[str]]:
-    """The texts of the files that a path, a directory or a glob names: all strings in each row; other files are one text.
+    """The texts of the files that a path, a directory or a glob names: all strings in each row; other files are one
+    text.
 
     Raises:
         UserError: a file cannot be read, is not UTF-8, or a row is bad.

@@ -32,8 +32,8 @@ class Scorer:
     """Scores texts with a model.
 
     The decoder runs on the axes r, d, e and t, as in `infer`: without the capacity of experts, so that a score does not
-    depend on the texts beside it, with products in the compute dtype, and with plain attention. Its logits exist for 256
-    tokens of each device at a time; those of other models for a whole batch.
+    depend on the texts beside it, with products in the compute dtype, and with plain attention. Its logits exist for
+    256 tokens of each device at a time; those of other models for a whole batch.
 
     Args:
         model: any model that gives logits.

@@ -18,7 +18,9 @@ class Likelihood:
 
 @dataclasses.dataclass(frozen=True)
 class Rolling:
-    """Asks for the log probability of a whole text, after the token that ends the text before. The answer is a `Score`."""
+    """Asks for the log probability of a whole text, after the token that ends the text before. The answer is a
+    `Score`.
+    """
 
     text: str
 
@@ -94,8 +96,9 @@ class Metric:
 def aggregate(measured: Sequence[Measured]) -> dict[str, Metric]:
     """Each metric over all documents that have it: the ratio R = sum(n) / sum(d) of N numerators and denominators.
 
-    The standard error is that of the ratio estimator, sqrt(N / (N - 1) * sum((n - R d)^2)) / sum(d) (Cochran 1977, Sampling
-    Techniques, section 6.4, without the finite population correction). With d = 1 it is s / sqrt(N), that of the mean.
+    The standard error is that of the ratio estimator, sqrt(N / (N - 1) * sum((n - R d)^2)) / sum(d) (Cochran 1977,
+    Sampling Techniques, section 6.4, without the finite population correction). With d = 1 it is s / sqrt(N), that of
+    the mean.
     """
     pairs: dict[str, list[tuple[float, float]]] = {}
     for one in measured:

@@ -42,7 +42,9 @@ def bits_per_byte(texts: Sequence[str], name: str, settings: Settings) -> list[D
 
 
 def cloze(settings: Settings) -> list[Document]:
-    """The last word of a paragraph, which occurs in it before. As in Paperno et al. 2016, arXiv:1606.06031 (LAMBADA)."""
+    """The last word of a paragraph, which occurs in it before. As in Paperno et al. 2016, arXiv:1606.06031
+    (LAMBADA).
+    """
     found = []
     for _, text in _paragraphs():
         match = re.fullmatch(r'(.{80,600}) ([A-Za-z]{4,})\.', text)
@@ -153,7 +155,8 @@ def own_texts(given: Sequence[str]) -> dict[str, Task]:
 
 
 TEXT_TASKS = (
-    Task('documentation', "bits per byte of Python's language reference", lambda s: bits_per_byte(_documentation(), 'documentation', s)),
+    Task('documentation', "bits per byte of Python's language reference", lambda s: bits_per_byte(_documentation(),
+    'documentation', s)),
     Task('python', 'bits per byte of Python files', lambda s: bits_per_byte(_python_files(), 'python', s)),
     Task('cloze', 'the last word of a paragraph', cloze),
     Task('multiple_choice', 'how a paragraph goes on, of 4 ways', multiple_choice),

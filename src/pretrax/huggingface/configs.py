@@ -1,8 +1,8 @@
 """Converts between Hugging Face's config.json and pretrax's model options, with one table per family. Imports no JAX.
 
-A table is a list of fields. Each field can be read into options and written from an architecture. A field of config.json
-that no table row mentions is rejected by name, unless it is harmless (harmless.py): nothing is dropped silently. A field that
-is absent has the default of transformers (defaults.py).
+A table is a list of fields. Each field can be read into options and written from an architecture. A field of
+config.json that no table row mentions is rejected by name, unless it is harmless (harmless.py): nothing is dropped
+silently. A field that is absent has the default of transformers (defaults.py).
 """
 
 import math
@@ -136,7 +136,8 @@ _QWEN_MOE = (
     _TOP_K,
 )  # fmt: skip
 _DELTA_NET = (
-    DeltaLayers(), Size('linear_num_value_heads', 'recurrent.n_heads'), Size('linear_num_key_heads', 'recurrent.n_key_heads'),
+    DeltaLayers(), Size('linear_num_value_heads', 'recurrent.n_heads'), Size('linear_num_key_heads',
+    'recurrent.n_key_heads'),
     Size('linear_value_head_dim', 'recurrent.d_head'), Size('linear_key_head_dim', 'recurrent.d_key'),
     Size('linear_conv_kernel_dim', 'recurrent.conv_width'), _NO_ATTENTION_BIAS,
 )  # fmt: skip
@@ -157,12 +158,15 @@ _GEMMA2 = (
 _DEEPSEEK = (
     Size('vocab_size', 'vocab_size'), Size('hidden_size', 'd_model'), Size('num_hidden_layers', 'n_layers'),
     Size('max_position_embeddings', 'max_sequence_length'), Number('rms_norm_eps', 'norm.eps'), _SWIGLU, _TIED, Rope(),
-    LatentAttention(), Size('n_routed_experts', 'experts.n_experts'), Size('num_experts_per_tok', 'experts.experts_per_token'),
+    LatentAttention(), Size('n_routed_experts', 'experts.n_experts'), Size('num_experts_per_tok',
+    'experts.experts_per_token'),
     Number('routed_scaling_factor', 'experts.router.scale'), _NO_ATTENTION_BIAS,
 )  # fmt: skip
-# What the classes of Qwen3.5 do not read: they compute what the first three say. The others are of multi-token prediction
+# What the classes of Qwen3.5 do not read: they compute what the first three say. The others are of multi-token
+# prediction
 _QWEN35 = (
-    *_sizes(_KV_HEADS, _HEAD_DIM), _SWIGLU, _TIED, Rope(fraction='partial_rotary_factor', unused=('mrope_section', 'mrope_interleaved')),
+    *_sizes(_KV_HEADS, _HEAD_DIM), _SWIGLU, _TIED, Rope(fraction='partial_rotary_factor', unused=('mrope_section',
+    'mrope_interleaved')),
     *_DELTA_NET, only('attn_output_gate', True), only('output_gate_type', 'swish'), only('mamba_ssm_dtype', 'float32'),
     only('mlp_only_layers', []), Unused(('mtp_num_hidden_layers', 'mtp_use_dedicated_embeddings')),
 )  # fmt: skip
@@ -177,10 +181,12 @@ TABLES = (
         'gpt2', 'GPT2LMHeadModel', 'gpt2', 'gpt2',
         (
             Size('vocab_size', 'vocab_size'), Size('n_embd', 'd_model'), Size('n_layer', 'n_layers'),
-            Size('n_head', 'attention.n_heads'), Size('n_inner', 'feed_forward.d_ff', null=lambda config: 4 * whole('n_embd', config['n_embd'])),
+            Size('n_head', 'attention.n_heads'), Size('n_inner', 'feed_forward.d_ff',
+            null=lambda config: 4 * whole('n_embd', config['n_embd'])),
             Size('n_positions', 'max_sequence_length'), Number('layer_norm_epsilon', 'norm.eps'),
             Enumerated(
-                'activation_function', (('gelu_new', {'feed_forward.activation': 'gelu'}), ('gelu_pytorch_tanh', {'feed_forward.activation': 'gelu'}))
+                'activation_function', (('gelu_new', {'feed_forward.activation': 'gelu'}), ('gelu_pytorch_tanh',
+                {'feed_forward.activation': 'gelu'}))
             ),
             _TIED,
             only('scale_attn_weights', True),
@@ -204,12 +210,14 @@ TABLES = (
     ConfigTable(
         'mixtral', 'MixtralForCausalLM', 'mixtral', 'mixtral',
         (*_SIZES, _SWIGLU, _TIED, Rope(), Windows(), Experts(), _BALANCE,
-         Size('num_local_experts', 'experts.n_experts', alias='num_experts'), Size('num_experts_per_tok', 'experts.experts_per_token')),
+         Size('num_local_experts', 'experts.n_experts', alias='num_experts'), Size('num_experts_per_tok',
+         'experts.experts_per_token')),
     ),
     ConfigTable(
         'qwen2_moe', 'Qwen2MoeForCausalLM', 'qwen2-moe', 'qwen2-moe',
         (*_QWEN_MOE, Windows(even_below_max_window_layers, ('layer_types', 'max_window_layers'), switch=True),
-         Size('num_experts', 'experts.n_experts'), Size('shared_expert_intermediate_size', 'experts.d_shared'), only('qkv_bias', True)),
+         Size('num_experts', 'experts.n_experts'), Size('shared_expert_intermediate_size', 'experts.d_shared'),
+         only('qkv_bias', True)),
     ),
     ConfigTable(
         'qwen3_moe', 'Qwen3MoeForCausalLM', 'qwen3-moe', 'qwen3-moe',
@@ -226,7 +234,8 @@ TABLES = (
     ConfigTable(
         'deepseek_v3', 'DeepseekV3ForCausalLM', 'deepseek-v3', 'deepseek',
         (*_DEEPSEEK, DeepSeekExperts('sigmoid', 'noaux_tc'),
-         Enumerated('norm_topk_prob', ((True, {'experts.router.normalize': True}), (False, {'experts.router.normalize': False}))),
+         Enumerated('norm_topk_prob', ((True, {'experts.router.normalize': True}), (False,
+         {'experts.router.normalize': False}))),
          ExtraLayers()),
     ),
     ConfigTable(
@@ -236,7 +245,8 @@ TABLES = (
          Enumerated('attention_bias', ((False, {'attention.qkv_bias': False}), (True, {'attention.qkv_bias': True}))),
          Enumerated('use_qk_norm', ((False, {'attention.qk_norm': 'none'}), (True, {'attention.qk_norm': 'head'}))),
          Size('n_routed_experts', 'experts.n_experts', alias='num_local_experts'),
-         Size('num_experts_per_tok', 'experts.experts_per_token'), Number('routed_scaling_factor', 'experts.router.scale'),
+         Size('num_experts_per_tok', 'experts.experts_per_token'), Number('routed_scaling_factor',
+         'experts.router.scale'),
          DeepSeekExperts('sigmoid', 'noaux_tc'), ExtraLayers()),
     ),
     ConfigTable(
@@ -270,27 +280,31 @@ TABLES = (
     ),
     ConfigTable(
         'smollm3', 'SmolLM3ForCausalLM', 'smollm3', 'llama',
-        (*_SIZES, _SWIGLU, _TIED, Rope(), NoPositions(), Windows(without_positions, ('layer_types',), ('max_window_layers',),
+        (*_SIZES, _SWIGLU, _TIED, Rope(), NoPositions(), Windows(without_positions, ('layer_types',),
+        ('max_window_layers',),
          switch=True), _NO_ATTENTION_BIAS, only('mlp_bias', False)),
     ),
     ConfigTable(
         'gpt_oss', 'GptOssForCausalLM', 'gpt-oss', 'gpt-oss',
         (*_sizes(_KV_HEADS), only('hidden_act', 'silu'), _TIED, Rope(absent=_GPT_OSS_ROPE), Experts(), _BALANCE,
          Windows(even, ('layer_types',)), only('attention_bias', True), only('swiglu_alpha', 1.702),
-         Number('swiglu_limit', 'feed_forward.swiglu_limit'), Size('num_local_experts', 'experts.n_experts', alias='num_experts'),
+         Number('swiglu_limit', 'feed_forward.swiglu_limit'), Size('num_local_experts', 'experts.n_experts',
+         alias='num_experts'),
          Size('num_experts_per_tok', 'experts.experts_per_token'), SameAs('experts_per_token', 'num_experts_per_tok'),
          Unused(('initial_context_length',))),  # repeats a key of rope_scaling
     ),
     ConfigTable(
         'qwen3_next', 'Qwen3NextForCausalLM', 'qwen3-next', 'qwen3-next',
         (*(field for field in _QWEN_MOE if not isinstance(field, Rope)), Rope(fraction='partial_rotary_factor'),
-         Size('num_experts', 'experts.n_experts'), Size('shared_expert_intermediate_size', 'experts.d_shared'), *_DELTA_NET,
+         Size('num_experts', 'experts.n_experts'), Size('shared_expert_intermediate_size', 'experts.d_shared'),
+         *_DELTA_NET,
          Unused(('use_sliding_window', 'sliding_window', 'max_window_layers'))),  # the class has no window
     ),
     ConfigTable('qwen3_5_text', 'Qwen3_5ForCausalLM', 'qwen3.5', 'qwen3.5', _QWEN35),
     ConfigTable(
         'qwen3_5_moe_text', 'Qwen3_5MoeForCausalLM', 'qwen3.5-moe', 'qwen3.5',
-        (*(field for field in _QWEN35 if 'intermediate_size' not in field.fields), Size('moe_intermediate_size', 'feed_forward.d_ff'),
+        (*(field for field in _QWEN35 if 'intermediate_size' not in field.fields), Size('moe_intermediate_size',
+        'feed_forward.d_ff'),
          Size('num_experts', 'experts.n_experts'), Size('num_experts_per_tok', 'experts.experts_per_token'),
          Size('shared_expert_intermediate_size', 'experts.d_shared'), Experts(), _BALANCE, only('norm_topk_prob', True),
          Unused(('intermediate_size',))),  # every layer has experts
@@ -298,20 +312,25 @@ TABLES = (
     ConfigTable(
         'mamba2', 'Mamba2ForCausalLM', 'mamba2', 'mamba2',
         (Size('vocab_size', 'vocab_size'), Size('hidden_size', 'd_model'), Size('num_hidden_layers', 'n_layers'),
-         Size('num_heads', 'recurrent.n_heads'), Size('head_dim', 'recurrent.d_head'), Size('state_size', 'recurrent.d_key'),
-         Size('n_groups', 'recurrent.n_key_heads'), Size('conv_kernel', 'recurrent.conv_width'), Number('layer_norm_epsilon', 'norm.eps'),
-         Enumerated('use_conv_bias', ((True, {'recurrent.conv_bias': True}), (False, {'recurrent.conv_bias': False}))), _TIED, Expansion(),
+         Size('num_heads', 'recurrent.n_heads'), Size('head_dim', 'recurrent.d_head'), Size('state_size',
+         'recurrent.d_key'),
+         Size('n_groups', 'recurrent.n_key_heads'), Size('conv_kernel', 'recurrent.conv_width'),
+         Number('layer_norm_epsilon', 'norm.eps'),
+         Enumerated('use_conv_bias', ((True, {'recurrent.conv_bias': True}), (False, {'recurrent.conv_bias': False}))),
+         _TIED, Expansion(),
          only('use_bias', False), only('hidden_act', 'silu'), only('rms_norm', True),
-         # the class always gates before the norm, whatever files say; the initial values, the size of chunks, what follows from
-         # expand, and the dtype of the residual stream, which is the compute dtype here
+         # the class always gates before the norm, whatever files say; the initial values, the size of chunks, what
+         # follows from expand, and the dtype of the residual stream, which is the compute dtype here
          Unused(('norm_before_gate', 'intermediate_size', 'time_step_init_scheme', 'time_step_scale',
                  'time_step_min', 'time_step_max', 'time_step_floor', 'time_step_rank', 'rescale_prenorm_residual',
                  'chunk_size', 'residual_in_fp32'))),
     ),
     ConfigTable(
         'llama4_text', 'Llama4ForCausalLM', 'llama4', 'llama4',
-        (*(size for size in _SIZES if 'intermediate_size' not in size.fields), only('hidden_act', 'silu'), _TIED, Rope(),
-         _BIASES[0], Enumerated('use_qk_norm', ((True, {'attention.qk_norm': 'l2'}), (False, {'attention.qk_norm': 'none'}))), ChunkedLayers(),
+        (*(size for size in _SIZES if 'intermediate_size' not in size.fields), only('hidden_act', 'silu'), _TIED,
+        Rope(),
+         _BIASES[0], Enumerated('use_qk_norm', ((True, {'attention.qk_norm': 'l2'}), (False,
+         {'attention.qk_norm': 'none'}))), ChunkedLayers(),
          InterleavedExperts()),
     ),
     ConfigTable(
@@ -326,7 +345,8 @@ TABLES = (
     ConfigTable(
         'olmoe', 'OlmoeForCausalLM', 'olmoe', 'olmoe',
         (*_SIZES, _SWIGLU, _TIED, Rope(), _NO_ATTENTION_BIAS, only('clip_qkv', None), Experts(), _BALANCE, _TOP_K,
-         Size('num_experts', 'experts.n_experts', alias='num_local_experts'), Size('num_experts_per_tok', 'experts.experts_per_token')),
+         Size('num_experts', 'experts.n_experts', alias='num_local_experts'), Size('num_experts_per_tok',
+         'experts.experts_per_token')),
     ),
     ConfigTable(
         'olmo3', 'Olmo3ForCausalLM', 'olmo3', 'olmo2',
@@ -335,28 +355,33 @@ TABLES = (
     ),
     ConfigTable(
         'gpt_neox', 'GPTNeoXForCausalLM', 'gpt-neox', 'gpt-neox',
-        (*_NEOX_SIZES, _LAYER_NORM, only('attention_probs_dropout_prob', 0), only('hidden_dropout_prob', 0), _TIED, Rope(base='rotary_emb_base', fraction='rotary_pct'), _BIASES[0],
+        (*_NEOX_SIZES, _LAYER_NORM, only('attention_probs_dropout_prob', 0), only('hidden_dropout_prob', 0), _TIED,
+        Rope(base='rotary_emb_base', fraction='rotary_pct'), _BIASES[0],
          Enumerated('use_parallel_residual', ((True, {'block.parallel': True}), (False, {'block.parallel': False}))),
          Enumerated('hidden_act', (('gelu', {'feed_forward.activation': 'gelu_erf'}), *_TANH))),
     ),
     ConfigTable(
         'phi', 'PhiForCausalLM', 'phi', 'phi',
-        (*_sizes(_LAYER_NORM), Enumerated('hidden_act', (*_TANH, ('gelu', {'feed_forward.activation': 'gelu_erf'}))), only('tie_word_embeddings', False),
+        (*_sizes(_LAYER_NORM), Enumerated('hidden_act', (*_TANH, ('gelu', {'feed_forward.activation': 'gelu_erf'}))),
+        only('tie_word_embeddings', False),
          Rope(fraction='partial_rotary_factor'), only('qk_layernorm', False)),
     ),
     ConfigTable(
         'stablelm', 'StableLmForCausalLM', 'stablelm', 'stablelm',
         (*_sizes(_KV_HEADS, _LAYER_NORM), _SWIGLU, _TIED, Rope(fraction='partial_rotary_factor'),
          Enumerated('use_qkv_bias', ((False, {'attention.qkv_bias': False}), (True, {'attention.qkv_bias': True}))),
-         Enumerated('qk_layernorm', ((False, {'attention.qk_norm': 'none'}), (True, {'attention.qk_norm': 'each_head'}))),
+         Enumerated('qk_layernorm', ((False, {'attention.qk_norm': 'none'}), (True,
+         {'attention.qk_norm': 'each_head'}))),
          Enumerated('use_parallel_residual', (
-             (False, {'block.parallel': False, 'block.shared_norm': False}), (True, {'block.parallel': True, 'block.shared_norm': True}),
+             (False, {'block.parallel': False, 'block.shared_norm': False}), (True, {'block.parallel': True,
+             'block.shared_norm': True}),
          ))),
     ),
     ConfigTable(
         'granite', 'GraniteForCausalLM', 'granite', 'llama',
         (*_SIZES, _SWIGLU, _TIED, Rope(), *_BIASES, Number('embedding_multiplier', 'embedding.multiplier'),
-         Number('residual_multiplier', 'block.residual_multiplier'), Number('logits_scaling', 'head.multiplier', power=-1),
+         Number('residual_multiplier', 'block.residual_multiplier'), Number('logits_scaling', 'head.multiplier',
+         power=-1),
          Number('attention_multiplier', 'attention.query_pre_attn_scalar', power=-2, absent='d_query')),
     ),
     ConfigTable(
@@ -367,11 +392,13 @@ TABLES = (
          only('rotary_pct', 1.0), only('use_gated_activation', True), only('use_parallel_block', True),
          only('use_parallel_embedding', False), only('use_qk_norm', False),
          SameAs('layer_switch', 'sliding_window_pattern'), SameAs('use_embedding_sharing', 'tie_word_embeddings'),
-         Windows(outside_pattern, ('layer_types', 'sliding_window_pattern'), ('_sliding_window_pattern',), positions=True, null=False)),
+         Windows(outside_pattern, ('layer_types', 'sliding_window_pattern'), ('_sliding_window_pattern',),
+         positions=True, null=False)),
     ),
     ConfigTable(
         'nemotron', 'NemotronForCausalLM', 'nemotron', 'nemotron',
-        (*_sizes(_KV_HEADS, Number('norm_eps', 'norm.eps')), Enumerated('hidden_act', (('relu2', {'feed_forward.activation': 'relu2'}),)),
+        (*_sizes(_KV_HEADS, Number('norm_eps', 'norm.eps')), Enumerated('hidden_act', (('relu2',
+        {'feed_forward.activation': 'relu2'}),)),
          _TIED, Rope(fraction='partial_rotary_factor'), *_BIASES),
     ),
     ConfigTable(
@@ -429,7 +456,8 @@ def table_of(config: Mapping[str, Any]) -> ConfigTable:
         named = ', '.join(map(str, classes))[:80] if isinstance(classes, list) and classes else 'none named'
         why = f': it has {REFUSED[str(kind)]}' if str(kind) in REFUSED else ''
         raise UserError(
-            f"config.json: model_type is '{str(kind)[:80]}' (architectures: {named}), which pretrax does not support{why}\n"
+            f"config.json: model_type is '{str(kind)[:80]}' (architectures: {named}), which pretrax does not "
+            f'support{why}\n'
             f'supported: {", ".join(sorted(BY_TYPE))}'
         )
     return BY_TYPE[kind]
@@ -439,8 +467,8 @@ def read_options(config: Mapping[str, Any]) -> tuple[Options, list[str]]:
     """The options for a config.json, and notes for the user.
 
     Raises:
-        UserError: the family has no table, no row knows a field, or a field has a value that it cannot have; the message
-            names it.
+        UserError: the family has no table, no row knows a field, or a field has a value that it cannot have; the
+            message names it.
     """
     table, config = table_of(config), text_config(config)
     check_quantization(config)
@@ -478,12 +506,15 @@ def _notes(options: Options, config: Mapping[str, Any]) -> list[str]:
     for field in ('num_nextn_predict_layers', 'num_mtp_modules'):
         if extra := config.get(field):
             notes.append(
-                f'{field} = {whole(field, extra)} of config.json: {extra} more layer{"s" * (extra > 1)} for multi-token '
+                f'{field} = {whole(field, extra)} of config.json: {extra} more layer{
+                    "s" * (extra > 1)
+                } for multi-token '
                 'prediction, left out (init_from reads as many as model.multi_token.n_layers says)'
             )
     if options.get('experts.router.balance_loss', 0.0) >= LARGE_BALANCE:
         notes.append(
-            f'the load-balance loss has the weight {options["experts.router.balance_loss"]:g} of config.json in continued training; '
+            f'the load-balance loss has the weight {options["experts.router.balance_loss"]:g} of config.json in '
+            'continued training; '
             'published recipes have 0.0001 to 0.01 (model.experts.router.balance_loss)'
         )
     return notes

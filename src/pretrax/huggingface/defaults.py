@@ -1,7 +1,7 @@
 """The values of fields that a config.json leaves out, which are those of the configuration classes of `transformers`.
 
-A field that is present and null is not left out. `tests/goldens/make_defaults.py` writes the defaults of `transformers`,
-and `tests/huggingface/test_defaults.py` compares them with these.
+A field that is present and null is not left out. `tests/goldens/make_defaults.py` writes the defaults of
+`transformers`, and `tests/huggingface/test_defaults.py` compares them with these.
 """
 
 from typing import Any
@@ -33,7 +33,8 @@ _DELTA_NET = {
     'linear_num_value_heads': 32, 'layer_types': None,
 }  # fmt: skip
 _QWEN35 = _DELTA_NET | {
-    'vocab_size': 248320, 'num_attention_heads': 16, 'head_dim': 256, 'hidden_act': 'silu', 'max_position_embeddings': 32768,
+    'vocab_size': 248320, 'num_attention_heads': 16, 'head_dim': 256, 'hidden_act': 'silu',
+    'max_position_embeddings': 32768,
     'rms_norm_eps': 1e-6, 'tie_word_embeddings': False, 'rope_theta': 10000.0, 'partial_rotary_factor': 0.25,
 }  # fmt: skip
 _GEMMA2 = {
@@ -67,7 +68,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     'deepseek_v2': _DEEPSEEK | {
         'vocab_size': 102400, 'hidden_size': 4096, 'intermediate_size': 11008, 'num_hidden_layers': 32,
-        'num_attention_heads': 32, 'max_position_embeddings': 2048, 'moe_intermediate_size': 1407, 'n_shared_experts': 2,
+        'num_attention_heads': 32, 'max_position_embeddings': 2048, 'moe_intermediate_size': 1407,
+        'n_shared_experts': 2,
         'n_routed_experts': 64, 'num_experts_per_tok': None, 'first_k_dense_replace': 0, 'n_group': None,
         'topk_group': None, 'topk_method': 'greedy', 'norm_topk_prob': False, 'routed_scaling_factor': 1.0,
     },
@@ -90,7 +92,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         'vocab_size': 200064, 'hidden_size': 3072, 'intermediate_size': 1536, 'num_hidden_layers': 62,
         'num_attention_heads': 48, 'num_key_value_heads': 8, 'head_dim': 128, 'max_position_embeddings': 196608,
         'rms_norm_eps': 1e-6, 'hidden_act': 'silu', 'tie_word_embeddings': False, 'rope_theta': 5e6,
-        'partial_rotary_factor': None, 'num_local_experts': 256, 'num_experts_per_tok': 8, 'router_aux_loss_coef': 0.001,
+        'partial_rotary_factor': None, 'num_local_experts': 256, 'num_experts_per_tok': 8,
+        'router_aux_loss_coef': 0.001,
     },
     'gemma': {
         'vocab_size': 256000, 'hidden_size': 3072, 'intermediate_size': 24576, 'num_hidden_layers': 28,
@@ -129,11 +132,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     'qwen3_5_moe_text': _QWEN35 | {
         'hidden_size': 2048, 'num_hidden_layers': 40, 'num_key_value_heads': 2, 'moe_intermediate_size': 512,
-        'shared_expert_intermediate_size': 512, 'num_experts_per_tok': 8, 'num_experts': 256, 'router_aux_loss_coef': 0.001,
+        'shared_expert_intermediate_size': 512, 'num_experts_per_tok': 8, 'num_experts': 256,
+        'router_aux_loss_coef': 0.001,
     },
     'mamba2': {
         'vocab_size': 32768, 'hidden_size': 4096, 'num_hidden_layers': 64, 'num_heads': 128, 'head_dim': 64,
-        'state_size': 128, 'n_groups': 8, 'conv_kernel': 4, 'expand': 2, 'layer_norm_epsilon': 1e-5, 'use_conv_bias': True,
+        'state_size': 128, 'n_groups': 8, 'conv_kernel': 4, 'expand': 2, 'layer_norm_epsilon': 1e-5,
+        'use_conv_bias': True,
         'hidden_act': 'silu', 'tie_word_embeddings': False,
     },
     'llama4_text': _LLAMA | {
@@ -141,7 +146,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         'num_hidden_layers': 48, 'num_attention_heads': 40, 'num_key_value_heads': 8, 'head_dim': 128,
         'max_position_embeddings': 131072, 'rms_norm_eps': 1e-5, 'rope_theta': 500000.0, 'num_experts_per_tok': 1,
         'num_local_experts': 16, 'moe_layers': None, 'interleave_moe_layer_step': 1, 'use_qk_norm': True,
-        'router_aux_loss_coef': 0.001, 'no_rope_layers': None, 'no_rope_layer_interval': 4, 'attention_chunk_size': 8192,
+        'router_aux_loss_coef': 0.001, 'no_rope_layers': None, 'no_rope_layer_interval': 4,
+        'attention_chunk_size': 8192,
         'layer_types': None, 'attn_temperature_tuning': True, 'floor_scale': 8192, 'attn_scale': 0.1,
         'attention_bias': False,
     },

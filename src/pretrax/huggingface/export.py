@@ -80,8 +80,8 @@ def export(
 def _kept_fields(kept: Path | None, model_type: str, arch: Architecture) -> dict[str, Any]:
     """Fields of the imported config.json that matter only to training in transformers, and the dropout of the decoder.
 
-    A decoder without dropout keeps the fields of the import. Without an import, GPT-2's are written as 0, since its class has
-    another default.
+    A decoder without dropout keeps the fields of the import. Without an import, GPT-2's are written as 0, since its
+    class has another default.
     """
     fields = _dropout_fields(model_type, arch) if arch.drops or model_type == 'gpt2' else {}
     if kept is None or not (kept / 'config.json').is_file():

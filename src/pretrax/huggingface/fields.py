@@ -1,4 +1,5 @@
-"""Kinds of fields of config.json. Each reads the options that a field stands for, and writes the field of an architecture.
+"""Kinds of fields of config.json. Each reads the options that a field stands for, and writes the field of an
+architecture.
 
 A field is read from a configuration that has every default already, so `None` is null in the file, or a default that
 transformers derives from other fields. Imports no JAX.
@@ -75,7 +76,8 @@ class Size:
 class Number:
     """A number above 0, or of at least 0 if `zero`. `as_integer`: transformers requires an integer if it is whole.
 
-    The option is this power of the field. `absent`: the attribute of the architecture that is written if the option is None.
+    The option is this power of the field. `absent`: the attribute of the architecture that is written if the option is
+    None.
     """
 
     field: str

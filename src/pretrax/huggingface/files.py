@@ -1,8 +1,8 @@
 """Finds, checks and reads the files of a Hugging Face checkpoint, one tensor at a time. Never unpickles.
 
 A checkpoint is a directory with `config.json` and `model.safetensors`, or several such files and an index. The
-`safetensors` library checks each file. A tensor is then read from its offset into memory of its own size, since a mapped
-file would count as used memory.
+`safetensors` library checks each file. A tensor is then read from its offset into memory of its own size, since a
+mapped file would count as used memory.
 """
 
 import atexit
@@ -33,7 +33,8 @@ WRITTEN = {'F32': np.dtype(np.float32), 'BF16': np.dtype(ml_dtypes.bfloat16), 'F
 DTYPES = {**WRITTEN, 'F64': np.dtype(np.float64)}  # of weights
 # Files to download from a hub repository: no pickles, no other frameworks' files, no code.
 DOWNLOADED = (
-    '*.safetensors', '*.json', '*.jinja', 'tokenizer.model*', 'vocab.txt', 'merges.txt', 'spiece.model', '*.bpe.model', '*.tiktoken',
+    '*.safetensors', '*.json', '*.jinja', 'tokenizer.model*', 'vocab.txt', 'merges.txt', 'spiece.model', '*.bpe.model',
+    '*.tiktoken',
 )  # fmt: skip
 QUANTIZED = 'quantized weights cannot be trained: use the checkpoint that they were made from'
 _until_exit = contextlib.ExitStack()
@@ -103,7 +104,8 @@ def _download(place: str) -> Path:
         offline = '; HF_HUB_OFFLINE is set' if os.environ.get('HF_HUB_OFFLINE', '0') not in ('', '0') else ''
         said = ' '.join(str(error).split())[:200]
         raise UserError(
-            f'{place}: no such directory, and it cannot be downloaded from the hub{offline}\n{type(error).__name__}: {said}\n'
+            f'{place}: no such directory, and it cannot be downloaded from the hub{offline}\n'
+            f'{type(error).__name__}: {said}\n'
             'download it on a machine with a network (hf download ID --local-dir DIR) and give the directory'
         ) from error
 

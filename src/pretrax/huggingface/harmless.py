@@ -13,7 +13,8 @@ _TRAINING = 'matters only to training in transformers'
 
 REASONS: dict[str, str] = {
     **dict.fromkeys((
-        '_commit_hash', '_name_or_path', 'architectures', 'auto_map', 'dtype', 'for_llm_compressor', 'model_type', 'name_or_path',
+        '_commit_hash', '_name_or_path', 'architectures', 'auto_map', 'dtype', 'for_llm_compressor', 'model_type',
+        'name_or_path',
         'tokenizer_class', 'torch_dtype', 'transformers_version', 'unsloth_*',
     ), _FILES),
     **dict.fromkeys((
@@ -75,7 +76,9 @@ _OF_CLASS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def dropout_options(model_type: str) -> dict[str, tuple[str, ...]]:
-    """The options for each dropout field of a class. StableLM's hidden_dropout has none: it drops only the feed-forward."""
+    """The options for each dropout field of a class. StableLM's hidden_dropout has none: it drops only the
+    feed-forward.
+    """
     return _OF_CLASS.get(model_type, _ATTENTION)
 
 

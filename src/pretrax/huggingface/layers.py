@@ -15,22 +15,26 @@ _PARAMETERS = ('rope_type', 'type', 'rope_theta', 'partial_rotary_factor')
 
 @dataclass(frozen=True)
 class Rope:
-    """Base and scaling of rotary positions, in the old form (rope_theta, rope_scaling) and the new one (rope_parameters).
+    """Base and scaling of rotary positions, in the old form (rope_theta, rope_scaling) and the new one
+    (rope_parameters).
 
     As in transformers, `rope_scaling` replaces `rope_parameters` where a file has both.
 
     Args:
-        by_layer: layers with a window have a base of their own, and the new form has one entry per type of layer (Gemma 3).
+        by_layer: layers with a window have a base of their own, and the new form has one entry per type of layer (Gemma
+            3).
         kinds: scalings that the class has.
         aliases: other names of scalings, in files of some versions.
         absent: the scaling if the configuration says nothing.
         outer: the original length is a field of its own, beside the scaling (Phi-3).
         base: name of the base in the old form.
         fraction: name of the part of a head that is rotated, in the old form; None: the class rotates whole heads.
-        dimensions: name of the number of rotated dimensions of a head, which files may have in the place of the fraction.
+        dimensions: name of the number of rotated dimensions of a head, which files may have in the place of the
+            fraction.
         local: name of the base of layers with a window in the old form; None: they have none of their own there.
-        unused: keys of the new form that change nothing in a text. Qwen3.5 divides the pairs of dimensions into `mrope_section`,
-            one for the time, the height and the width of an image, which are all the position of the token in a text.
+        unused: keys of the new form that change nothing in a text. Qwen3.5 divides the pairs of dimensions into
+            `mrope_section`, one for the time, the height and the width of an image, which are all the position of the
+            token in a text.
     """
 
     by_layer: bool = False
@@ -56,7 +60,8 @@ class Rope:
             return self._one(scaling or parameters or dict(self.absent), self.base, config)
         if strange := sorted(set(parameters) - {FULL, WINDOW}):
             raise UserError(
-                f'config.json: rope_parameters has {", ".join(strange)[:80]}; expected {FULL} and {WINDOW}, one entry each'
+                f'config.json: rope_parameters has {", ".join(strange)[:80]}; expected {FULL} and {WINDOW}, one entry '
+                'each'
             )
         full, local = (_mapping(f'rope_parameters.{name}', parameters.get(name)) for name in (FULL, WINDOW))
         options = self._one(full | scaling, self.base, config)
@@ -224,7 +229,8 @@ def positions_of_layers(config: Mapping[str, Any], loose: bool = False) -> list[
 
     Args:
         config: config.json with all defaults.
-        loose: an empty list stands for null, and a longer one is cut, as in the class of Llama 4; that of SmolLM3 does not.
+        loose: an empty list stands for null, and a longer one is cut, as in the class of Llama 4; that of SmolLM3 does
+            not.
 
     Raises:
         UserError: the field has another value.

@@ -1,12 +1,13 @@
 """Maps tensors of Hugging Face checkpoints to pretrax weights, with one table per family.
 
-A row has a tensor's name and its axes in the letters of `model/weights.py`: `'layers.q: (H D) M'` is a matrix whose rows
-are the dimensions of all heads, head by head. If one tensor concatenates several weights along an axis, the row lists
-them, as in `Fused(1, 'layers.q: M (H D)', 'layers.k: M (K D)')`. {layer}, {expert} and {q_head} or {kv_head} in a name index the
-leading dimensions `layers`, `E` and `H` or `K` of the pretrax weight, which the row omits. {module} counts on from the layers.
+A row has a tensor's name and its axes in the letters of `model/weights.py`: `'layers.q: (H D) M'` is a matrix whose
+rows are the dimensions of all heads, head by head. If one tensor concatenates several weights along an axis, the row
+lists them, as in `Fused(1, 'layers.q: M (H D)', 'layers.k: M (K D)')`. {layer}, {expert} and {q_head} or {kv_head} in a
+name index the leading dimensions `layers`, `E` and `H` or `K` of the pretrax weight, which the row omits. {module}
+counts on from the layers.
 
-Where RoPE rotates the neighbors (2i, 2i + 1) of a head, D is written as `half two`: ours rotates (i, i + D/2), and the order of
-the dimensions of a head is free, as long as queries and keys have the same.
+Where RoPE rotates the neighbors (2i, 2i + 1) of a head, D is written as `half two`: ours rotates (i, i + D/2), and the
+order of the dimensions of a head is free, as long as queries and keys have the same.
 
 In latent attention only the last `D_rope` positions of an axis are rotated: `D_qk*` marks such an axis with neighbors.
 """
@@ -44,8 +45,10 @@ class NameTable:
         prefix: prefix of tensor names, which files saved from the model without its head omit.
         ignored: patterns of tensors that are not weights: masks and tables that old versions saved.
         exact: patterns of tensors that an export writes in F32, whatever the dtype of the others is.
-        stacked: rows for files that have all experts of a layer in one tensor, in the place of those for single experts.
-        extra_layers: whether files may have layers behind the last one, for multi-token prediction. What no row maps is left out.
+        stacked: rows for files that have all experts of a layer in one tensor, in the place of those for single
+            experts.
+        extra_layers: whether files may have layers behind the last one, for multi-token prediction. What no row maps is
+            left out.
     """
 
     rows: Mapping[str, str | Fused]
@@ -205,7 +208,9 @@ _DEEPSEEK_EXPERTS = {
 
 
 def _with_modules(rows: dict[str, str | Fused]) -> dict[str, str | Fused]:
-    """The rows of a family, and of its modules of multi-token prediction: those of a layer, and of what only a module has."""
+    """The rows of a family, and of its modules of multi-token prediction: those of a layer, and of what only a module
+    has.
+    """
 
     def moved(row: str | Fused) -> str | Fused:
         if isinstance(row, Fused):
@@ -239,7 +244,8 @@ _GATED_ATTENTION = {
 }
 _STATES = {
     'model.layers.{layer}.linear_attn.conv1d.weight': Fused(
-        0, 'layers.linear_q_conv: (N_key D_key) () J', 'layers.linear_k_conv: (N_key D_key) () J', 'layers.linear_v_conv: (N_state D_value) () J'
+        0, 'layers.linear_q_conv: (N_key D_key) () J', 'layers.linear_k_conv: (N_key D_key) () J',
+        'layers.linear_v_conv: (N_state D_value) () J'
     ),
     'model.layers.{layer}.linear_attn.dt_bias': 'layers.linear_dt_bias: N_state',
     'model.layers.{layer}.linear_attn.A_log': 'layers.linear_log_decay: N_state',
@@ -249,7 +255,8 @@ _STATES = {
 _DELTA_NET = {
     **_STATES,
     'model.layers.{layer}.linear_attn.in_proj_qkvz.weight': Fused(
-        0, 'layers.linear_q: (N_key D_key) M', 'layers.linear_k: (N_key D_key) M', 'layers.linear_v: (N_key N_shared D_value) M',
+        0, 'layers.linear_q: (N_key D_key) M', 'layers.linear_k: (N_key D_key) M',
+        'layers.linear_v: (N_key N_shared D_value) M',
         'layers.linear_z: (N_key N_shared D_value) M', each='N_key',
     ),
     'model.layers.{layer}.linear_attn.in_proj_ba.weight': Fused(
@@ -259,7 +266,8 @@ _DELTA_NET = {
 _DELTA_NET_OF_QWEN35 = {
     **_STATES,
     'model.layers.{layer}.linear_attn.in_proj_qkv.weight': Fused(
-        0, 'layers.linear_q: (N_key D_key) M', 'layers.linear_k: (N_key D_key) M', 'layers.linear_v: (N_state D_value) M'
+        0, 'layers.linear_q: (N_key D_key) M', 'layers.linear_k: (N_key D_key) M',
+        'layers.linear_v: (N_state D_value) M'
     ),
     'model.layers.{layer}.linear_attn.in_proj_z.weight': 'layers.linear_z: (N_state D_value) M',
     'model.layers.{layer}.linear_attn.in_proj_b.weight': 'layers.linear_beta: N_state M',
@@ -270,14 +278,17 @@ MAMBA2 = NameTable(
         'backbone.embeddings.weight': 'embed: V M',
         'backbone.layers.{layer}.norm.weight': 'layers.norm1: M',
         'backbone.layers.{layer}.mixer.in_proj.weight': Fused(
-            0, 'layers.linear_z: (N_state D_value) M', 'layers.linear_v: (N_state D_value) M', 'layers.linear_k: (N_key D_key) M',
+            0, 'layers.linear_z: (N_state D_value) M', 'layers.linear_v: (N_state D_value) M',
+            'layers.linear_k: (N_key D_key) M',
             'layers.linear_q: (N_key D_key) M', 'layers.linear_a: N_state M',
         ),
         'backbone.layers.{layer}.mixer.conv1d.weight': Fused(
-            0, 'layers.linear_v_conv: (N_state D_value) () J', 'layers.linear_k_conv: (N_key D_key) () J', 'layers.linear_q_conv: (N_key D_key) () J'
+            0, 'layers.linear_v_conv: (N_state D_value) () J', 'layers.linear_k_conv: (N_key D_key) () J',
+            'layers.linear_q_conv: (N_key D_key) () J'
         ),
         'backbone.layers.{layer}.mixer.conv1d.bias': Fused(
-            0, 'layers.linear_v_conv_bias: (N_state D_value)', 'layers.linear_k_conv_bias: (N_key D_key)', 'layers.linear_q_conv_bias: (N_key D_key)'
+            0, 'layers.linear_v_conv_bias: (N_state D_value)', 'layers.linear_k_conv_bias: (N_key D_key)',
+            'layers.linear_q_conv_bias: (N_key D_key)'
         ),
         'backbone.layers.{layer}.mixer.dt_bias': 'layers.linear_dt_bias: N_state',
         'backbone.layers.{layer}.mixer.A_log': 'layers.linear_log_decay: N_state',

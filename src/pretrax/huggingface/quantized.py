@@ -1,10 +1,10 @@
 """Quantized weights, which an import converts to numbers: training has no quantized weights.
 
-- FP8: numbers in E4M3, and a scale for each block of rows and columns (DeepSeek V3, Kimi K2, MiniMax M2). DeepSeek-AI 2024,
-  arXiv:2412.19437, section 3.3.2; Micikevicius et al. 2022, arXiv:2209.05433 (E4M3). The scale of a block is in
+- FP8: numbers in E4M3, and a scale for each block of rows and columns (DeepSeek V3, Kimi K2, MiniMax M2). DeepSeek-AI
+  2024, arXiv:2412.19437, section 3.3.2; Micikevicius et al. 2022, arXiv:2209.05433 (E4M3). The scale of a block is in
   `NAME_scale_inv`, the inverse of what the numbers were multiplied by.
-- MXFP4: four-bit numbers in blocks of 32 that share a scale (gpt-oss). They are read without rounding. Open Compute Project 2023,
-  "OCP Microscaling Formats (MX) Specification" 1.0, sections 5.3.3 (E2M1) and 5.4.1 (E8M0).
+- MXFP4: four-bit numbers in blocks of 32 that share a scale (gpt-oss). They are read without rounding. Open Compute
+  Project 2023, "OCP Microscaling Formats (MX) Specification" 1.0, sections 5.3.3 (E2M1) and 5.4.1 (E8M0).
 """
 
 from collections.abc import Callable, Mapping
@@ -54,7 +54,8 @@ class Fp8Tensor:
 
 
 def with_fp8(checkpoint: HuggingFaceCheckpoint) -> HuggingFaceCheckpoint:
-    """The checkpoint with each matrix in E4M3 and its scales as one tensor, or a tensor that says why it cannot be read.
+    """The checkpoint with each matrix in E4M3 and its scales as one tensor, or a tensor that says why it cannot be
+    read.
 
     Raises:
         UserError: config.json says nothing about blocks.
@@ -63,7 +64,8 @@ def with_fp8(checkpoint: HuggingFaceCheckpoint) -> HuggingFaceCheckpoint:
     block = checkpoint.config['quantization_config'].get('weight_block_size')
     if not isinstance(block, list) or len(block) != 2 or any(type(size) is not int or size < 1 for size in block):
         raise UserError(
-            f'config.json: quantization_config.weight_block_size is {str(block)[:40]}; expected two sizes, such as [128, 128]\n'
+            f'config.json: quantization_config.weight_block_size is {str(block)[:40]}; expected two sizes, such as '
+            '[128, 128]\n'
             'FP8 weights with another kind of scales are not read: use the checkpoint that they were made from'
         )
     rows, columns = block
@@ -73,8 +75,10 @@ def with_fp8(checkpoint: HuggingFaceCheckpoint) -> HuggingFaceCheckpoint:
         fits = scales is not None and len(numbers.shape) == 2 and scales.shape == wanted and not scales.why_not
         if scales is None or not fits:
             why_not = (
-                f'{checkpoint.directory}: {name} {list(numbers.shape)} in blocks of {rows} x {columns} does not fit {name}{_FP8_SCALES} '
-                f'{"(missing)" if scales is None else f"{scales.dtype}{list(scales.shape)}"}\ncopy or download the checkpoint again'
+                f'{checkpoint.directory}: {name} {list(numbers.shape)} in blocks of {rows} x {columns} does not fit '
+                f'{name}{_FP8_SCALES} '
+                f'{"(missing)" if scales is None else f"{scales.dtype}{list(scales.shape)}"}\n'
+                'copy or download the checkpoint again'
             )
             tensors[name] = replace(numbers, why_not=why_not)
             continue
@@ -84,7 +88,9 @@ def with_fp8(checkpoint: HuggingFaceCheckpoint) -> HuggingFaceCheckpoint:
 
 @dataclass(frozen=True)
 class Mxfp4Tensor:
-    """A tensor [experts, inputs, outputs] that files have as bytes [experts, outputs, blocks, 16] and scales [experts, outputs, blocks]."""
+    """A tensor [experts, inputs, outputs] that files have as bytes [experts, outputs, blocks, 16] and scales [experts,
+    outputs, blocks].
+    """
 
     blocks: Tensor
     scales: Tensor
@@ -125,8 +131,10 @@ def with_mxfp4(checkpoint: HuggingFaceCheckpoint) -> HuggingFaceCheckpoint:
             tensors[name] = Mxfp4Tensor(blocks, scales)
             continue
         why_not = (
-            f'{checkpoint.directory}: {name}{_MXFP4_BLOCKS} {blocks.dtype}{list(blocks.shape)} does not fit {name}{_MXFP4_SCALES} '
-            f'{"(missing)" if scales is None else f"{scales.dtype}{list(scales.shape)}"}\ncopy or download the checkpoint again'
+            f'{checkpoint.directory}: {name}{_MXFP4_BLOCKS} {blocks.dtype}{list(blocks.shape)} does not fit '
+            f'{name}{_MXFP4_SCALES} '
+            f'{"(missing)" if scales is None else f"{scales.dtype}{list(scales.shape)}"}\n'
+            'copy or download the checkpoint again'
         )
         tensors[name] = replace(blocks, why_not=why_not)
     return HuggingFaceCheckpoint(checkpoint.directory, checkpoint.config, tensors)

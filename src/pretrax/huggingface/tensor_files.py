@@ -71,7 +71,8 @@ class TensorFiles:
             )
 
     def write(self, name: str, where: tuple[slice, ...], values: np.ndarray) -> None:
-        """Writes the part `where` of a tensor: complete rows at once, parts of rows one by one, others through a mapped file.
+        """Writes the part `where` of a tensor: complete rows at once, parts of rows one by one, others through a mapped
+        file.
 
         The values are rounded to the dtype of the tensor. Raises UserError if one of them is too large for it.
         """
@@ -102,7 +103,8 @@ class TensorFiles:
             worst = float(np.abs(values[too_large].astype(np.float64)).max())
             raise UserError(
                 f'{name} has a number of size {worst:g}, but the largest of {self._dtypes[name]} is '
-                f'{float(ml_dtypes.finfo(dtype).max):.4g}\nuse --dtype {"bf16, or f32" if dtype == np.float16 else "f32"}'
+                f'{float(ml_dtypes.finfo(dtype).max):.4g}\n'
+                f'use --dtype {"bf16, or f32" if dtype == np.float16 else "f32"}'
             )
         self.not_finite[name] += int(values.size - np.count_nonzero(finite))
         self.vanished[name] += int(np.count_nonzero(values) - np.count_nonzero(rounded))
@@ -114,7 +116,8 @@ class TensorFiles:
         if vanished := +self.vanished:
             name, count = vanished.most_common(1)[0]
             lines.append(
-                f'{vanished.total():,} numbers are 0 in the files, since {self._dtypes[name]} has none as small: {count:,} in {name}'
+                f'{vanished.total():,} numbers are 0 in the files, since {self._dtypes[name]} has none as small: '
+                f'{count:,} in {name}'
             )
         return lines
 

@@ -1,7 +1,8 @@
 """Converts weights between Hugging Face checkpoints and pretrax, piece by piece.
 
-A piece is the part of one pretrax weight that one tensor holds: one layer of a stacked weight, or one expert of one layer.
-No array here is larger than one tensor of the checkpoint in f32. If one tensor has all experts, they are read one by one.
+A piece is the part of one pretrax weight that one tensor holds: one layer of a stacked weight, or one expert of one
+layer. No array here is larger than one tensor of the checkpoint in f32. If one tensor has all experts, they are read
+one by one.
 """
 
 import collections
@@ -98,7 +99,8 @@ class HuggingFaceWeights:
         table = table.match_tensors(tensors)
         if arch.n_layers > len(tensors):
             raise UserError(
-                f'{checkpoint.directory}: config.json says {arch.n_layers:,} layers, but the files have {len(tensors)} tensors'
+                f'{checkpoint.directory}: config.json says {arch.n_layers:,} layers, but the files have '
+                f'{len(tensors)} tensors'
             )
         bare = not any(name.startswith(table.prefix) for name in tensors)
         self.mapped = [
@@ -155,7 +157,9 @@ class HuggingFaceWeights:
                 _listed(
                     f'{where}: {len(unknown)} tensors do not belong to this architecture', unknown, 3 if hint else 6
                 )
-                + f'\n{hint or "config.json may belong to another model, or pretrax does not support a part of this one"}'
+                + f'\n{
+                    hint or "config.json may belong to another model, or pretrax does not support a part of this one"
+                }'
             )
         for m in self.mapped:
             found, wanted = tensors[m.name].shape, m.row.shape(self.sizes)
@@ -224,7 +228,8 @@ class HuggingFaceWeights:
             finite = np.isfinite(values)
             if values is not stored and (too_large := np.isfinite(stored) & ~finite).any():
                 raise UserError(
-                    f'{tensor.file}: {name} is F64 and has {stored[too_large][0]:g}, but the largest number of F32 is 3.4e+38\n'
+                    f'{tensor.file}: {name} is F64 and has {stored[too_large][0]:g}, but the largest number of F32 is '
+                    '3.4e+38\n'
                     'scale the weights down, or use the checkpoint that they were made from'
                 )
             if count := values.size - np.count_nonzero(finite):

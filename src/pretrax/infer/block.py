@@ -190,7 +190,8 @@ def write_block(
 
     Args:
         reader: reader of the model.
-        propose: the draft's weights and cache, slots, tables -> the next P tokens [S, P] (-1: none), and the draft's cache.
+        propose: the draft's weights and cache, slots, tables -> the next P tokens [S, P] (-1: none), and the draft's
+            cache.
         proposed: P. Every proposal that equals the token chosen at its position saves a step.
         steps: N.
         weights: weights of the model.

@@ -1,7 +1,8 @@
 """The cache of keys and values: pages of a fixed number of tokens, which sequences use through block tables.
 
-Letters: R rows (a row is a slot), C columns (tokens of a row), H query heads, K key/value heads, G query heads per key/value
-head, D head. Block b of a row holds its positions [b * page, (b + 1) * page). Kwon et al. 2023, arXiv:2309.06180, section 4.
+Letters: R rows (a row is a slot), C columns (tokens of a row), H query heads, K key/value heads, G query heads per
+key/value head, D head. Block b of a row holds its positions [b * page, (b + 1) * page). Kwon et al. 2023,
+arXiv:2309.06180, section 4.
 
 The table of a layer with a window is a ring: block b is its entry b % length. Older blocks are overwritten.
 Page 0 belongs to nobody: tokens at position -1, which are padding, are written there.
@@ -46,7 +47,9 @@ class RingPages(Pages):
 
 @pytree_dataclass
 class LatentPages(Pages):
-    """The pages of a layer with latent attention. `k` is the result of `latents`, which all heads share and which contains the values."""
+    """The pages of a layer with latent attention. `k` is the result of `latents`, which all heads share and which
+    contains the values.
+    """
 
     k: num['one pages/r/d/e page C_kv']
     v: num['one pages/r/d/e page C_kv'] | None
@@ -96,7 +99,9 @@ def empty_pages(arch: Architecture, pages: int, page: int, dtype: DTypeLike, kin
 def write(
     pages: Pages, k: num['N K/t D'], v: num['N K/t D'] | None, table: i32['R/r/d/e blocks'], positions: i32['R/r/d/e C']
 ) -> Pages:
-    """Stores the keys and values of N = R * C tokens at their positions; or their latents, which are keys and values."""
+    """Stores the keys and values of N = R * C tokens at their positions; or their latents, which are keys and
+    values.
+    """
     page = pages.k.shape[2]
     block = jnp.maximum(positions, 0) // page % table.shape[1]
     at = jnp.where(positions >= 0, jnp.take_along_axis(table, block, axis=1), 0).reshape(-1)
@@ -138,8 +143,8 @@ def paged_attention(
     Latents are keys and values, so the result of them is a sum of latents.
 
     Goes through the blocks that any row on this device needs. Softmax in one pass: Milakov and Gimelshein 2018,
-    arXiv:1805.02867. A block that a row does not see leaves its sums as they are, bit for bit, so a row's result does not
-    depend on the other rows.
+    arXiv:1805.02867. A block that a row does not see leaves its sums as they are, bit for bit, so a row's result does
+    not depend on the other rows.
     """
     R, C, H, D = q.shape
     K, _, page, _ = pages.k.shape

@@ -1,7 +1,7 @@
 """The engine: requests join and leave a fixed number of slots, between blocks of tokens.
 
-Continuous batching: Yu et al. 2022, "Orca", section 3. A call of `step` reads parts of waiting prompts, and then writes a
-block of tokens in every slot whose prompt has been read. Every program is compiled before the engine is ready.
+Continuous batching: Yu et al. 2022, "Orca", section 3. A call of `step` reads parts of waiting prompts, and then writes
+a block of tokens in every slot whose prompt has been read. Every program is compiled before the engine is ready.
 """
 
 import collections
@@ -57,7 +57,9 @@ class _Sequence:
 
     @property
     def is_scored(self) -> bool:
-        """Whether all tokens of the prompt are read, to see what the model makes of them, or because no answer follows."""
+        """Whether all tokens of the prompt are read, to see what the model makes of them, or because no answer
+        follows.
+        """
         request = self.request
         return request.max_tokens == 0 or request.prompt_logprobs is not None or request.embedding is not None
 
@@ -143,7 +145,8 @@ class Engine:
         check_request(request, self.max_length, self.vocab_size)
         if request.embedding and not self._programs.reader.has_states:
             raise UserError(
-                'this model has no embeddings: it gives logits and no hidden states\nuse a run with model.name=transformer'
+                'this model has no embeddings: it gives logits and no hidden states\n'
+                'use a run with model.name=transformer'
             )
 
     def add(self, request: Request) -> int:
@@ -228,7 +231,9 @@ class Engine:
             self._fill_row(sequence)
 
     def _make_room(self, sequence: _Sequence, length: int) -> None:
-        """Room in the cache for `length` tokens. If there is none, the newest other sequence waits and is read again later."""
+        """Room in the cache for `length` tokens. If there is none, the newest other sequence waits and is read again
+        later.
+        """
         memory, row = self._memory_of(sequence)
         while not memory.reserve(row, length):
             others = [one for one in self._slots if one and one is not sequence and self._memory_of(one)[0] is memory]
@@ -258,7 +263,9 @@ class Engine:
         jax.tree.map(lambda rows, row: rows.__setitem__(sequence.slot, row[0]), self._rows, self._empty_row)
 
     def _read_prompts(self) -> list[Update]:
-        """Reads parts of prompts, oldest first. Reads a limited number of tokens, so that other slots soon write again."""
+        """Reads parts of prompts, oldest first. Reads a limited number of tokens, so that other slots soon write
+        again.
+        """
         updates, budget = [], self._programs.chunks[-1]
         while budget > 0 and (chosen := self._next_to_read()):
             longest = max(sequence.unread for sequence in chosen.values())
@@ -330,7 +337,9 @@ class Engine:
         return [self._continue(sequence, written) for sequence in writing]
 
     def _choose_steps(self, seconds: float) -> None:
-        """Sets the steps of the next block, from the time of one. Several processes have to do the same, whatever it takes."""
+        """Sets the steps of the next block, from the time of one. Several processes have to do the same, whatever it
+        takes.
+        """
         options = self._programs.options
         if jax.process_count() == 1:
             self._steps = max(1, min(options.block, int(options.block_seconds / seconds)))

@@ -1,8 +1,9 @@
 """The forward pass of the decoder against its cache: one for reading prompts, for writing, and for checking proposals.
 
-A batch is [rows, columns]: a row belongs to a sequence, and each token has its position. Writing is [slots, 1], reading a part
-of a prompt is [1 a device, chunk]. The layers see the tokens of all rows as one row, so the parts of the decoder run here as
-they are, and shard the tokens over t between blocks. Only attention and layers with a state know rows: they read the cache.
+A batch is [rows, columns]: a row belongs to a sequence, and each token has its position. Writing is [slots, 1], reading
+a part of a prompt is [1 a device, chunk]. The layers see the tokens of all rows as one row, so the parts of the decoder
+run here as they are, and shard the tokens over t between blocks. Only attention and layers with a state know rows: they
+read the cache.
 
 Letters: B batch (1 on each device), L tokens of all rows on a device, R rows, C columns; see also model/transformer.py.
 """
@@ -84,7 +85,8 @@ def _layer(
     layer: LayerSpec,
     kernel: Kernel,
 ) -> tuple[num['B/r/d/e L/c/t M'], Any]:
-    """`transformer.block` with the cache of a layer: attention reads cached keys and values, or latents; other mixers states.
+    """`transformer.block` with the cache of a layer: attention reads cached keys and values, or latents; other mixers
+    states.
 
     Returns x and the cache after these tokens.
     """

@@ -243,7 +243,8 @@ def _check_states(model: Model | None, options: EngineOptions) -> None:
         return
     if options.proposed:
         raise UserError(
-            'layers with a state cannot forget tokens that were proposed and then rejected\nleave out --propose and --draft'
+            'layers with a state cannot forget tokens that were proposed and then rejected\n'
+            'leave out --propose and --draft'
         )
     if options.cache != 'compute' and not model.arch.attention.n_heads:
         raise UserError(
@@ -278,7 +279,8 @@ def programs_of(model: Model, mesh: Mesh, options: EngineOptions, draft: Model |
 
 
 def fitting_length(model: Model, mesh: Mesh, options: EngineOptions, draft: Model | None = None) -> int:
-    """The length of `options`, or the largest half, quarter, ... of it whose cache takes a quarter of a device's memory.
+    """The length of `options`, or the largest half, quarter, ... of it whose cache takes a quarter of a device's
+    memory.
 
     On CPUs, where each step reads the whole cache, it takes at most 1 GiB.
     """

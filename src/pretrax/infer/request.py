@@ -97,7 +97,8 @@ def check_request(request: Request, max_length: int, vocab_size: int) -> None:
         raise UserError(f'max_tokens is {request.max_tokens}, but an embedding covers only the prompt\ngive 0')
     if prompt + request.max_tokens > max_length:
         raise UserError(
-            f'the prompt has {prompt} tokens; with {request.max_tokens} new ones that is {prompt + request.max_tokens}, '
+            f'the prompt has {prompt} tokens; with {request.max_tokens} new ones that is '
+            f'{prompt + request.max_tokens}, '
             f'but there is room for {max_length}\n'
             + (f'ask for at most {max_length - prompt} new tokens' if prompt < max_length else 'shorten the prompt')
         )

@@ -30,7 +30,8 @@ def check_can_sample(model: Model, source: Any, choices: Choices | None = None) 
     """Raises UserError if a model or its data cannot write text, or not as much as `choices` ask for."""
     if not model.can_generate:
         raise UserError(
-            f'sample: {type(model).__name__} cannot generate text: it has no logits(weights, tokens)\nset sample.every=0'
+            f'sample: {type(model).__name__} cannot generate text: it has no logits(weights, tokens)\n'
+            'set sample.every=0'
         )
     if getattr(source, 'tokenizer', None) is None:
         raise UserError('sample: the data has no tokenizer to read tokens with\nset sample.every=0')

@@ -1,7 +1,7 @@
 """States of sequences: what a layer with a state keeps in the place of keys and values, a row for each slot.
 
-A state has seen every token of its sequence once and cannot go back. So tokens are read in order and once, a prompt that
-begins like another one is read again, and no tokens are proposed.
+A state has seen every token of its sequence once and cannot go back. So tokens are read in order and once, a prompt
+that begins like another one is read again, and no tokens are proposed.
 
 Letters: R rows, C columns (tokens of a row); see also model/recurrent.py.
 """
@@ -20,7 +20,9 @@ from pretrax.shardlib import i32, make_shardings, num, scope
 
 
 def empty_states(arch: Architecture, slots: int, dtype: DTypeLike) -> State:
-    """The states of one layer on the current mesh. The tokens before the convolution have the compute dtype, states f32."""
+    """The states of one layer on the current mesh. The tokens before the convolution have the compute dtype, states
+    f32.
+    """
     like, before = make_shardings(State), arch.recurrent.conv_width - 1
     keys, values = (
         (arch.recurrent.n_key_heads, arch.recurrent.d_key),
@@ -51,8 +53,8 @@ def read_into_states(
         w: weights of the layer.
         states: of every slot.
         slot: of each row. If there are as many rows as slots, row i is slot i.
-        positions: of each token in its sequence, ascending. 0 begins a sequence, with an empty state; -1: padding after the
-            tokens of a row, which changes no state.
+        positions: of each token in its sequence, ascending. 0 begins a sequence, with an empty state; -1: padding after
+            the tokens of a row, which changes no state.
         layer: the kind of the layer.
     """
     x = projections(h, w, layer)

@@ -2,8 +2,8 @@
 
 Letters: V vocabulary, M d_model, P positions, H query heads, K key/value heads, D head, F feed-forward, E experts,
 F_expert feed-forward of an expert, F_shared of the shared expert.
-Training stacks the layers. A loop over tokens would copy a layer's slice for every token, which on a CPU takes longer than
-multiplying by it.
+Training stacks the layers. A loop over tokens would copy a layer's slice for every token, which on a CPU takes longer
+than multiplying by it.
 """
 
 import dataclasses
@@ -99,8 +99,8 @@ class ServingWeights:
 def serving_weights(weights: Weights, model: Transformer, kind: WeightKind = 'compute') -> ServingWeights:
     """The weights of training, on any mesh, as inference multiplies by them on the current mesh.
 
-    If `kind` is 'int8', three kinds of matrices stay in the compute dtype: those of experts that are sharded over e, the
-    embedding table, where a token reads one row, and `kv_b`, whose outputs are summed over in decoding.
+    If `kind` is 'int8', three kinds of matrices stay in the compute dtype: those of experts that are sharded over e,
+    the embedding table, where a token reads one row, and `kv_b`, whose outputs are summed over in decoding.
     """
     placed = jax.tree.map(lambda w, like: jax.device_put(w, like.sharding), weights, model.abstract())
     return _program(model.arch, jnp.dtype(model.dtype), kind, jax.sharding.get_mesh())(placed)

@@ -1,4 +1,6 @@
-"""The files of sweeps, searches and fits of scaling laws: a base configuration, changes to it, and how its runs are started."""
+"""The files of sweeps, searches and fits of scaling laws: a base configuration, changes to it, and how its runs are
+started.
+"""
 
 import json
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """Runs the rows of a sweep one after another, each in its own process, which may fail, hang or be killed.
 
 `results.jsonl` has a line for each finished row. Its key is a digest of the configuration, the timing, the versions and
-the hardware. A row whose key is in the file is skipped, unless it failed, was killed or reached its time limit. A row that
-runs as a job of its own has a directory of its own, `rows/N`, so that several can run at once. This module
-does not import JAX, which would occupy the devices that the rows need.
+the hardware. A row whose key is in the file is skipped, unless it failed, was killed or reached its time limit. A row
+that runs as a job of its own has a directory of its own, `rows/N`, so that several can run at once. This module does
+not import JAX, which would occupy the devices that the rows need.
 """
 
 import datetime
@@ -160,7 +160,9 @@ def measure_command() -> list[str]:
 
 
 def read_results(directory: pathlib.Path, report: Report = print) -> dict[str, Result]:
-    """{key: newest result}, from `results.jsonl` and those of rows that ran as jobs of their own. Other lines are reported and skipped."""
+    """{key: newest result}, from `results.jsonl` and those of rows that ran as jobs of their own. Other lines are
+    reported and skipped.
+    """
     found: list[Result] = []
     for path in (directory / RESULTS, *sorted(directory.glob(f'{ROWS}/*/{RESULTS}'))):
         if not path.is_file():

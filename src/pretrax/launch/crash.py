@@ -2,8 +2,8 @@
 
     runs/base/crashes/20261122T120102.345/process-2.txt
 
-The directory is named after the time at which the attempt started. On a disk that all machines share, and in a bucket, the
-reports of all of them are in one place. Whoever started a process writes its report.
+The directory is named after the time at which the attempt started. On a disk that all machines share, and in a bucket,
+the reports of all of them are in one place. Whoever started a process writes its report.
 """
 
 import dataclasses

@@ -11,15 +11,15 @@ _LOOK = 1.0  # seconds between two looks for a checkpoint
 class Slots:
     """The places that have a process: shares of this machine's devices, or machines.
 
-    All of them are tried again once the smaller group has made a checkpoint and has run for a pause. If the larger group
-    ends without a checkpoint of its own, the smaller one continues, and the next pause is twice as long.
+    All of them are tried again once the smaller group has made a checkpoint and has run for a pause. If the larger
+    group ends without a checkpoint of its own, the smaller one continues, and the next pause is twice as long.
 
     Args:
         count: number of slots.
         fits: whether a run can have this number of processes.
         clock: returns seconds.
-        ready: returns those of the given slots, which were left out, that can be used now. It must not block, and is called
-            again and again. None: unknown until they are tried.
+        ready: returns those of the given slots, which were left out, that can be used now. It must not block, and is
+            called again and again. None: unknown until they are tried.
     """
 
     def __init__(

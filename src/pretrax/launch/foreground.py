@@ -43,7 +43,8 @@ class Foreground(Engine):
             return f'the launcher {record.job} on {record.host} has ended already'
         if not is_here(record.facts['launcher']):
             raise UserError(
-                f'the launcher runs on {record.host}, maybe in a container\nrun this command there, or kill -TERM {record.job}'
+                f'the launcher runs on {record.host}, maybe in a container\n'
+                f'run this command there, or kill -TERM {record.job}'
             )
         try:
             os.kill(int(record.job), signal.SIGTERM)

@@ -48,7 +48,9 @@ class Group:
         return ''
 
     def gone(self) -> Sequence[int]:
-        """Numbers of the processes whose machine is gone, so that they cannot be started there again. Called at the end."""
+        """Numbers of the processes whose machine is gone, so that they cannot be started there again. Called at the
+        end.
+        """
         return ()
 
 
@@ -59,7 +61,8 @@ def identity(number: int, hosts: Sequence[str], address: str) -> dict[str, str]:
     """
     where = {process_hosts.VARIABLE: ','.join(hosts)} if any(hosts) else {}
     return {
-        'JAX_COORDINATOR_ADDRESS': address, 'JAX_NUM_PROCESSES': str(len(hosts)), 'JAX_PROCESS_ID': str(number), **where,
+        'JAX_COORDINATOR_ADDRESS': address, 'JAX_NUM_PROCESSES': str(len(hosts)), 'JAX_PROCESS_ID': str(number),
+        **where,
     }  # fmt: skip
 
 

@@ -55,12 +55,15 @@ def check_cluster(pods: Pods) -> None:
         found = _kubectl('get', 'persistentvolumeclaim', claim, '-o', 'json', *place)
         if _is_missing(found):
             raise UserError(
-                f'--volume: there is no PersistentVolumeClaim {claim}; there are: {_names("persistentvolumeclaim", place)}'
+                f'--volume: there is no PersistentVolumeClaim {claim}; there are: {
+                    _names("persistentvolumeclaim", place)
+                }'
             )
         modes = json.loads(found.stdout or '{}').get('spec', {}).get('accessModes', ['ReadWriteMany'])
         if pods.processes > 1 and 'ReadWriteMany' not in modes:
             raise UserError(
-                f'--volume: {claim} is {", ".join(modes)}, so that one node can write to it; there are {pods.processes}\n'
+                f'--volume: {claim} is {", ".join(modes)}, so that one node can write to it; there are '
+                f'{pods.processes}\n'
                 'give a claim that is ReadWriteMany, or a bucket as run_dir'
             )
     for option, kind, names in (
@@ -77,7 +80,8 @@ def submit(pods: Pods, objects: list[Manifest], say: Report) -> None:
     """Creates the objects of a run, once the cluster has accepted all of them in a dry run.
 
     Raises:
-        UserError: the run exists and has not ended, its objects belong to another run, or the cluster refuses an object.
+        UserError: the run exists and has not ended, its objects belong to another run, or the cluster refuses an
+            object.
     """
     place = _place(pods.namespace)
     text = as_yaml(objects)

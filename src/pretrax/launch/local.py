@@ -1,7 +1,7 @@
 """Processes of `pretrax train` on one machine.
 
-Process 0 writes to the terminal. The others write to `<run_dir>/output/process-<i>.txt`. If one of them causes a failure,
-the end of its output is shown.
+Process 0 writes to the terminal. The others write to `<run_dir>/output/process-<i>.txt`. If one of them causes a
+failure, the end of its output is shown.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from pretrax.machine.children import Child, prepare_training
 from pretrax.storage.working_directory import working_directory
 
 _PATIENCE = 60.0  # seconds for Linux to end a process that was killed
-# Ends with its standard input, which is when the launcher ends. A stopped process then runs again, and handles the SIGTERM
-# that Linux sends to each process of a launcher that was killed.
+# Ends with its standard input, which is when the launcher ends. A stopped process then runs again, and handles the
+# SIGTERM that Linux sends to each process of a launcher that was killed.
 _GUARD = """
 import os, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -124,7 +124,9 @@ class LocalGroup(Group):
 
 
 def devices_of(slot: int, count: int) -> dict[str, str]:
-    """Environment that restricts a process to the `count` devices of its slot: GPUs, or simulated devices of the CPU."""
+    """Environment that restricts a process to the `count` devices of its slot: GPUs, or simulated devices of the
+    CPU.
+    """
     flags = _COUNT_FLAG.sub('', os.environ.get('XLA_FLAGS', ''))
     numbers = range(slot * count, (slot + 1) * count)
     return {
@@ -135,7 +137,9 @@ def devices_of(slot: int, count: int) -> dict[str, str]:
 
 
 def share_of(slot: int, devices: int | None) -> dict[str, str]:
-    """Environment of a process that has the devices of a slot: GPUs, or simulated devices of the CPU. None: all devices."""
+    """Environment of a process that has the devices of a slot: GPUs, or simulated devices of the CPU. None: all
+    devices.
+    """
     if devices is None:
         return {}
     numbers = range(slot * devices, (slot + 1) * devices)

@@ -3,7 +3,8 @@
 A pod is a node: its container runs `pretrax launch node`, one process for all accelerators of the node. Its identity is
 in its environment. Nothing in a pod asks the API server, so that no permissions are needed.
 
-References: kubernetes.io/docs/reference/kubernetes-api, jobset.sigs.k8s.io/docs/reference, Kubernetes 1.31, JobSet 0.10.
+References: kubernetes.io/docs/reference/kubernetes-api, jobset.sigs.k8s.io/docs/reference, Kubernetes 1.31, JobSet
+0.10.
 """
 
 import dataclasses
@@ -28,9 +29,11 @@ SLICE = 'jobset.sigs.k8s.io/job-index'
 _ATTEMPT = 'jobset.sigs.k8s.io/restart-attempt'
 _DIRECTORY = '/etc/pretrax'
 _USER = 1000  # of the Dockerfile
-# TPU versions -> the label of their nodes in GKE. Source: docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+# TPU versions -> the label of their nodes in GKE. Source:
+# docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 TPU_NODES = {
-    'v4': 'tpu-v4-podslice', 'v5e': 'tpu-v5-lite-podslice', 'v5p': 'tpu-v5p-slice', 'v6e': 'tpu-v6e-slice', 'tpu7x': 'tpu7x',
+    'v4': 'tpu-v4-podslice', 'v5e': 'tpu-v5-lite-podslice', 'v5p': 'tpu-v5p-slice', 'v6e': 'tpu-v6e-slice',
+    'tpu7x': 'tpu7x',
 }  # fmt: skip
 
 type Manifest = dict[str, Any]
@@ -109,8 +112,8 @@ def _metadata(pods: Pods, **more: Any) -> Manifest:
 def _job_set(pods: Pods, files: Mapping[str, str]) -> Manifest:
     """Any failure restarts all pods, as `launch.restarts` does; a mistake ends the set.
 
-    A pod that Kubernetes itself evicts does not count as a failure. The rules of a JobSet see the reason and the message
-    of a failed Job, and not the exit code: the message names the rule of the podFailurePolicy.
+    A pod that Kubernetes itself evicts does not count as a failure. The rules of a JobSet see the reason and the
+    message of a failed Job, and not the exit code: the message names the rule of the podFailurePolicy.
     """
     annotations = {}
     if pods.accelerator:
@@ -128,7 +131,8 @@ def _job_set(pods: Pods, files: Mapping[str, str]) -> Manifest:
             'onJobFailureMessagePatterns': ['matching FailJob rule at index 0$'],
         },
         {
-            'name': 'evicted', 'action': 'RestartJobSetAndIgnoreMaxRestarts', 'onJobFailureReasons': ['PodFailurePolicy'],
+            'name': 'evicted', 'action': 'RestartJobSetAndIgnoreMaxRestarts',
+            'onJobFailureReasons': ['PodFailurePolicy'],
             'onJobFailureMessagePatterns': ['matching FailJob rule at index [12]$'],
         },
     ]  # fmt: skip
@@ -208,7 +212,8 @@ def _pod(pods: Pods, files: Mapping[str, str]) -> Manifest:
             'cloud.google.com/gke-tpu-topology': topology,
         }
     claims = dict.fromkeys(claim for claim, _ in pods.volumes)
-    # A path of its own for each file: with the links of a whole ConfigMap, the plugins would have another path each time.
+    # A path of its own for each file: with the links of a whole ConfigMap, the plugins would have another path each
+    # time.
     mounts = [{'name': 'config', 'mountPath': f'{_DIRECTORY}/{name}', 'subPath': name} for name in files]
     mounts.append({'name': 'shared-memory', 'mountPath': '/dev/shm'})
     mounts += [{'name': f'volume-{list(claims).index(claim)}', 'mountPath': path} for claim, path in pods.volumes]
@@ -240,7 +245,8 @@ def _pod(pods: Pods, files: Mapping[str, str]) -> Manifest:
         **({'serviceAccountName': pods.service_account} if pods.service_account else {}),
         **({'priorityClassName': pods.priority_class} if pods.priority_class else {}),
         **({'nodeSelector': selector} if selector else {}),
-        **({'tolerations': [{'key': key, 'operator': 'Exists', 'effect': 'NoSchedule'} for key in devices]} if devices else {}),
+        **({'tolerations': [{'key': key, 'operator': 'Exists',
+        'effect': 'NoSchedule'} for key in devices]} if devices else {}),
         'terminationGracePeriodSeconds': pods.grace,
         'securityContext': {'fsGroup': _USER, 'fsGroupChangePolicy': 'OnRootMismatch'},
         'containers': [container],

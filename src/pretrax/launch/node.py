@@ -1,7 +1,8 @@
-"""Runs the training process of one machine, as every engine starts it: under `srun`, over ssh, in a pod, in a Ray actor.
+"""Runs the training process of one machine, as every engine starts it: under `srun`, over ssh, in a pod, in a Ray
+actor.
 
-It passes signals on, copies the output of the training to its own, and leaves a crash report in the run directory when the
-training fails. It exits with the code of the training; of one that was killed by signal n, with 128+n.
+It passes signals on, copies the output of the training to its own, and leaves a crash report in the run directory when
+the training fails. It exits with the code of the training; of one that was killed by signal n, with 128+n.
 """
 
 import contextlib
@@ -70,7 +71,8 @@ class Node:
 
         Args:
             command: program and arguments of the training.
-            check: those of a check of this machine before it. If it fails, nothing is trained, and its exit code is returned.
+            check: those of a check of this machine before it. If it fails, nothing is trained, and its exit code is
+                returned.
         """
         with handling(PASSED_ON, self._pass_on):
             if self._controlled:

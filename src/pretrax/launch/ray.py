@@ -1,7 +1,7 @@
 """Runs on an existing Ray cluster: one actor per worker, which runs `pretrax launch node` on its node.
 
-Ray places the workers and notices nodes that are lost; restarts are decided by `pretrax.launch.supervisor`, as everywhere.
-Ray's own `JaxTrainer` is not used: it does not initialize `jax.distributed` on CPUs.
+Ray places the workers and notices nodes that are lost; restarts are decided by `pretrax.launch.supervisor`, as
+everywhere. Ray's own `JaxTrainer` is not used: it does not initialize `jax.distributed` on CPUs.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ class Workers:
         token: from `host_facts.write_token`.
         directory: the working directory on all nodes.
         environment: environment of the processes, besides their identity.
-        own: the facts of this machine, which those of all nodes must match. They are asked for again at each start: a shared
-            checkout may change meanwhile.
+        own: the facts of this machine, which those of all nodes must match. They are asked for again at each start: a
+            shared checkout may change meanwhile.
     """
 
     count: int

@@ -60,7 +60,8 @@ class Cluster:
         raise UserError(
             '\n'.join(
                 [
-                    f'{count} workers with {needs} each do not fit on this Ray cluster: there is room for {room}; its nodes:',
+                    f'{count} workers with {needs} each do not fit on this Ray cluster: there is room for {room}; its '
+                    'nodes:',
                     *different[:5],
                     'ask for less, add nodes, or give --wait to wait for nodes that an autoscaler adds',
                 ]
@@ -98,7 +99,8 @@ class Cluster:
         others = {name: amount for name, amount in self.bundle.items() if name not in ('CPU', 'GPU')}
         return self.ray.remote(kind).options(
             num_cpus=self.bundle.get('CPU', 0), num_gpus=self.bundle.get('GPU', 0), resources=others,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(place.group, number), max_restarts=0, max_concurrency=8,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(place.group, number), max_restarts=0,
+            max_concurrency=8,
         ).remote()  # fmt: skip
 
     def is_alive(self, node: str) -> bool:

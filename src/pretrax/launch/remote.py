@@ -1,7 +1,7 @@
 """Processes on other machines, each behind a local one: `ssh HOST ...`, or `srun -w NODE ...`.
 
-The command on the machine is `pretrax launch node --controlled`. It ends when its standard input ends, which is when the
-local process or the connection does, and takes signals from there.
+The command on the machine is `pretrax launch node --controlled`. It ends when its standard input ends, which is when
+the local process or the connection does, and takes signals from there.
 """
 
 import contextlib

@@ -41,9 +41,10 @@ class RestartOptions:
     Attributes:
         retries: how many attempts without a new checkpoint may be followed by another one.
         elastic: continue with fewer processes after one is lost twice in a row, and try all of them again later.
-        requeued: the supervisor is started again, on machines that work, if it exits with 75. It does so if it is asked to
-            stop before the run is finished, or if the machine of a process is gone.
-        stop_within: seconds for the processes to save and end after a request to stop; then they are killed. None: no limit.
+        requeued: the supervisor is started again, on machines that work, if it exits with 75. It does so if it is asked
+            to stop before the run is finished, or if the machine of a process is gone.
+        stop_within: seconds for the processes to save and end after a request to stop; then they are killed. None: no
+            limit.
     """
 
     retries: int = 3
@@ -108,7 +109,9 @@ def outcome(codes: dict[int, int], hung: tuple[int, ...], step: int) -> Outcome:
 
 
 def newest_checkpoint(run_dir: AnyPath, otherwise: int = 0) -> int:
-    """Step of the newest whole checkpoint; 0: there is none. `otherwise`: returned if the disk or bucket cannot be read."""
+    """Step of the newest whole checkpoint; 0: there is none. `otherwise`: returned if the disk or bucket cannot be
+    read.
+    """
     try:
         return max(steps_in(run_dir / 'checkpoints'), default=0)
     except OSError:  # the processes report it

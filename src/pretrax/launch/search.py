@@ -1,9 +1,9 @@
 """Searches for the best values of configuration keys: Optuna chooses them, and each trial is an ordinary run.
 
-The directory of a search has `journal.jsonl`, in which Optuna keeps the trials, and `runs/N`, the run of trial N. After a
-kill, a trial without an end in the journal continues: its values are in the journal, and its run resumes from its newest
-checkpoint. Losses are read from `metrics.jsonl` of its run. The seed of the sampler is derived from the number of the trial,
-so that a search that was killed draws the same values as one that was not.
+The directory of a search has `journal.jsonl`, in which Optuna keeps the trials, and `runs/N`, the run of trial N. After
+a kill, a trial without an end in the journal continues: its values are in the journal, and its run resumes from its
+newest checkpoint. Losses are read from `metrics.jsonl` of its run. The seed of the sampler is derived from the number
+of the trial, so that a search that was killed draws the same values as one that was not.
 """
 
 import io
@@ -102,7 +102,9 @@ class Searcher:
         return request.number is None
 
     def trials(self) -> list[Trial]:
-        """The trials so far: `number`, `state`, `value`, `values`, `steps`, `why`, and `curve` as [step, value] pairs."""
+        """The trials so far: `number`, `state`, `value`, `values`, `steps`, `why`, and `curve` as [step, value]
+        pairs.
+        """
         return [
             {
                 'number': trial.number,
@@ -129,7 +131,9 @@ class Searcher:
         return {key: float(value) for key, value in found.items() if math.isfinite(value)}
 
     def write_best(self) -> pathlib.Path | None:
-        """Writes the configuration of the best trial that was trained to its end to `best.yaml`; None: there is none."""
+        """Writes the configuration of the best trial that was trained to its end to `best.yaml`; None: there is
+        none.
+        """
         done = [trial for trial in self.trials() if trial['state'] == 'done']
         if not done:
             return None
@@ -184,7 +188,9 @@ class Searcher:
         return bool(self._unfinished) or len(self._study.get_trials(deepcopy=False)) < self._search.number_of_trials
 
     def _next(self) -> 'optuna.trial.Trial':
-        """An unfinished trial of an earlier process, or a new one: its values depend on the file, its number and the others."""
+        """An unfinished trial of an earlier process, or a new one: its values depend on the file, its number and the
+        others.
+        """
         earlier = self._unfinished.pop(0) if self._unfinished else None
         number = len(self._study.get_trials(deepcopy=False)) if earlier is None else earlier.number
         seed = (self._search.seed * 1_000_003 + number) % 2**32

@@ -52,7 +52,9 @@ def shipped(config: RunConfig) -> dict[str, str]:
 
 
 def check_variables(files: dict[str, str], given: Collection[str], how: str) -> None:
-    """Raises UserError if the configuration needs a variable of the environment that the other machine will not have."""
+    """Raises UserError if the configuration needs a variable of the environment that the other machine will not
+    have.
+    """
     needed = dict.fromkeys(_REQUIRED.findall(files[CONFIG]))
     if missing := [name for name in needed if name not in given]:
         raise UserError(f'the configuration reads {", ".join(missing)} from the environment\n{how}')
@@ -61,8 +63,8 @@ def check_variables(files: dict[str, str], given: Collection[str], how: str) -> 
 def record_directory(config: RunConfig, say: Report) -> AnyPath:
     """Where the launch.json of a run on other machines is: the RUN that `pretrax launch status` takes.
 
-    It is in the run directory if that is a bucket, or a directory that exists here, as of a search whose machine mounts the
-    volume. A machine that does not see the volume, or may not write to the bucket, has it in runs/NAME.
+    It is in the run directory if that is a bucket, or a directory that exists here, as of a search whose machine mounts
+    the volume. A machine that does not see the volume, or may not write to the bucket, has it in runs/NAME.
 
     Raises:
         UserError: the bucket does not exist.

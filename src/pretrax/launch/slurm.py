@@ -1,4 +1,6 @@
-"""Submits runs and sweeps to Slurm, after every check that can be done before they are queued; reports and stops them."""
+"""Submits runs and sweeps to Slurm, after every check that can be done before they are queued; reports and stops
+them.
+"""
 
 import collections
 import difflib
@@ -22,7 +24,8 @@ _UNFINISHED = {
     'REQUEUED', 'REQUEUE_FED', 'REQUEUE_HOLD', 'SPECIAL_EXIT', 'RESV_DEL_HOLD',
 }  # fmt: skip
 
-# `sbatch --test-only` says this of what no node has, and also while nodes are down. `sbatch` accepts a job that waits for them.
+# `sbatch --test-only` says this of what no node has, and also while nodes are down. `sbatch` accepts a job that waits
+# for them.
 _NOT_NOW = 'Requested node configuration is not available'
 
 
@@ -76,7 +79,8 @@ def warn_of_local_files(run_dir: AnyPath, report: Report) -> None:
 
 
 def submit(script: str) -> tuple[str, str]:
-    """Submits a script, which Slurm checks once more before that. Returns the number of the job, and what Slurm expects.
+    """Submits a script, which Slurm checks once more before that. Returns the number of the job, and what Slurm
+    expects.
 
     Raises:
         UserError: Slurm refuses it: for example the account, the quality of service or the constraint.

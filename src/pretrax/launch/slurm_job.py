@@ -1,9 +1,9 @@
 """Supervises a run from inside a Slurm job: starts a step on each node, and restarts all of them when one is lost.
 
-When a node is lost, the supervisor exits with code 75: the job is requeued, and gets other nodes. An elastic run continues on
-the remaining nodes instead. The supervisor also exits with 75 when the job is preempted, which Slurm announces only to the
-steps. The job of an elastic run has `--no-kill`, with which Slurm does not requeue a job that loses the node of the supervisor:
-a step on another node does.
+When a node is lost, the supervisor exits with code 75: the job is requeued, and gets other nodes. An elastic run
+continues on the remaining nodes instead. The supervisor also exits with 75 when the job is preempted, which Slurm
+announces only to the steps. The job of an elastic run has `--no-kill`, with which Slurm does not requeue a job that
+loses the node of the supervisor: a step on another node does.
 """
 
 import dataclasses
@@ -87,7 +87,8 @@ class SlurmJob:
         """The command that runs another one on a node of the job, with all that the job has there."""
         gpus = [f'--gpus-per-node={self._gpus}'] if self._gpus else []
         return [
-            'srun', '--overlap', '--export=ALL', '--nodes=1', '--ntasks=1', f'--nodelist={node}', '--cpu-bind=none', *gpus,
+            'srun', '--overlap', '--export=ALL', '--nodes=1', '--ntasks=1', f'--nodelist={node}', '--cpu-bind=none',
+            *gpus,
         ]  # fmt: skip
 
     def watch(self, node: str) -> None:
@@ -117,8 +118,9 @@ class SlurmJob:
         ]
 
     def gone(self, nodes: Sequence[str]) -> set[str]:
-        """The nodes among these that the job has lost: Slurm reports them as down, or they start no process while others do.
-        All of them if the job is being preempted; none if Slurm does not answer."""
+        """The nodes among these that the job has lost: Slurm reports them as down, or they start no process while
+        others do. All of them if the job is being preempted; none if Slurm does not answer.
+        """
         if self.is_preempted():
             return set(nodes)
         probes = {node: self._step(node, 'true') for node in nodes}
@@ -216,8 +218,9 @@ def supervise(
 
 
 def fruitless(events: Sequence[dict], job: str, step: int) -> int:
-    """How many of the latest allocations of a job, in a row, left the newest checkpoint at `step`. Preempted ones do not
-    count: they are not faults of the run."""
+    """How many of the latest allocations of a job, in a row, left the newest checkpoint at `step`. Preempted ones do
+    not count: they are not faults of the run.
+    """
     count, was_preempted = 0, False
     for event in reversed(events):
         if event.get('job') == job and event['event'] == RELEASED:

@@ -1,4 +1,6 @@
-"""The scripts that `sbatch` reads: one for a run on several nodes, one for the rows of a sweep. Runs no program of Slurm."""
+"""The scripts that `sbatch` reads: one for a run on several nodes, one for the rows of a sweep. Runs no program of
+Slurm.
+"""
 
 import pathlib
 import re
@@ -11,8 +13,8 @@ from pretrax.launch.options import Resources
 _BEFORE_LIMIT = 300  # seconds before the time limit at which Slurm asks a job to save and end
 _SPARE = 30  # seconds of these for what follows the end of the processes
 
-# `wait` returns early when a trap has run, and knows the exit code of a process that has ended. `$!` is the supervisor: bash sets
-# it when it forks, so it is known to a trap that runs before the next line does.
+# `wait` returns early when a trap has run, and knows the exit code of a process that has ended. `$!` is the supervisor:
+# bash sets it when it forks, so it is known to a trap that runs before the next line does.
 _RUN = """
 trap 'kill -TERM $!' TERM              # near the time limit: save, and go on in another allocation
 trap 'stopped=yes; kill -TERM $!' INT  # pretrax launch stop: save, and end
@@ -44,7 +46,8 @@ exec {command} --row $SLURM_ARRAY_TASK_ID
 
 
 def run_script(
-    name: str, resources: Resources, command: Sequence[str], *, directory: pathlib.Path, output: pathlib.Path, elastic: bool
+    name: str, resources: Resources, command: Sequence[str], *, directory: pathlib.Path, output: pathlib.Path,
+    elastic: bool
 ) -> str:  # fmt: skip
     """The script of a run.
 
@@ -70,7 +73,8 @@ def run_script(
 
 
 def rows_script(
-    name: str, resources: Resources, command: Sequence[str], *, directory: pathlib.Path, output: pathlib.Path, array: str
+    name: str, resources: Resources, command: Sequence[str], *, directory: pathlib.Path, output: pathlib.Path,
+    array: str
 ) -> str:  # fmt: skip
     """The script of an array of jobs, one for each row of a sweep.
 
@@ -93,7 +97,9 @@ def rows_script(
 
 
 def stop_within(resources: Resources) -> int:
-    """Seconds that the processes of a run have to save and end after the signal that Slurm sends before the time limit."""
+    """Seconds that the processes of a run have to save and end after the signal that Slurm sends before the time
+    limit.
+    """
     given = dict(_option(text) for text in resources.sbatch).get('signal')
     if given is None:
         before = _before_limit(resources.minutes)

@@ -41,8 +41,8 @@ class Supervisor:
 
     Args:
         config: the run.
-        start: starts a process in each of these slots, and returns them in this order. The second argument is the label of
-            the attempt, for crash reports. Raises OSError if they cannot be started.
+        start: starts a process in each of these slots, and returns them in this order. The second argument is the label
+            of the attempt, for crash reports. Raises OSError if they cannot be started.
         slots: places for processes: shares of this machine, or machines.
         options: when they are started again.
         at_end: receives the exit code, before the history of a run in a bucket is uploaded for the last time.
@@ -110,14 +110,16 @@ class Supervisor:
                 return TRY_AGAIN
             if wait is None:
                 self._say(
-                    f'launch: {ended.why}; {self._restarts.failures} attempts in a row without a new checkpoint: giving up'
+                    f'launch: {ended.why}; {self._restarts.failures} attempts in a row without a new checkpoint: '
+                    'giving up'
                 )
                 return ended.exit_code
             attempt += 1
             self._say(
                 f'launch: {ended.why}, after {lost - began:.0f} s; '
                 f'{f"checkpoint {ended.step} is complete" if ended.step else "there is no checkpoint yet"}; '
-                f'starting again{f" in {wait:.0f} s" if wait else ""}: attempt {attempt}, {len(self._slots.used)} processes'
+                f'starting again{f" in {wait:.0f} s" if wait else ""}: attempt {attempt}, {len(self._slots.used)} '
+                'processes'
             )
             if not self._sleep(wait):
                 return TRY_AGAIN if self._options.requeued else 128 + (self._asked or 0)
@@ -256,8 +258,8 @@ class Supervisor:
                 return 128 + self._asked
         return ended.exit_code
 
-    # The handler records signals, and the loop forwards them. Each process has its own session, so that Ctrl-C reaches it
-    # once, from here.
+    # The handler records signals, and the loop forwards them. Each process has its own session, so that Ctrl-C reaches
+    # it once, from here.
 
     @contextlib.contextmanager
     def _handling_signals(self) -> Iterator[None]:
@@ -275,7 +277,8 @@ class Supervisor:
                 if self._asked is None:
                     self._asked, self._asked_at = number, now
                 elif now - self._asked_at < _SAME_REQUEST or number == signal.SIGHUP:
-                    continue  # `uv run`, `timeout` and Slurm forward signals that the process group has received already
+                    # `uv run`, `timeout` and Slurm forward signals that the process group has received already
+                    continue
                 else:
                     self._say('launch: second request to stop: ending all processes immediately')
                     group.end()

@@ -1,10 +1,11 @@
 """Runs on TPU VMs outside Kubernetes: slices are asked for as a queued resource of Google Cloud, through `gcloud`.
 
-Each VM starts the training by itself at every boot, with a startup script, and again after a failure. So the run does not
-depend on the machine that launched it, except for one thing: slices that Google takes back do not return. `Watch` deletes
-what is left, asks for new slices, and the run continues from its bucket.
+Each VM starts the training by itself at every boot, with a startup script, and again after a failure. So the run does
+not depend on the machine that launched it, except for one thing: slices that Google takes back do not return. `Watch`
+deletes what is left, asks for new slices, and the run continues from its bucket.
 
-References: docs.cloud.google.com/tpu/docs/queued-resources, .../multislice-introduction, and `gcloud compute tpus --help`.
+References: docs.cloud.google.com/tpu/docs/queued-resources, .../multislice-introduction, and `gcloud compute tpus
+--help`.
 """
 
 import dataclasses
@@ -84,7 +85,8 @@ def check_gcloud() -> None:
 def startup_script(slices: Slices, files: Mapping[str, str]) -> str:
     """The script that every VM runs at boot.
 
-    The number of a VM comes from its metadata server, and is used in file names. In the training, JAX asks the same server.
+    The number of a VM comes from its metadata server, and is used in file names. In the training, JAX asks the same
+    server.
     """
     directory = f'{_STATE}/{slices.name}'
     written = '\n'.join(_write_file(name, text) for name, text in files.items())
@@ -175,7 +177,9 @@ def dry_run(slices: Slices, files: Mapping[str, str]) -> str:
 
 
 def _write_file(name: str, text: str, end: str = 'END_OF_FILE') -> str:
-    """A shell command that writes a text. Its last line is one that the text does not have, or the shell would run the rest."""
+    """A shell command that writes a text. Its last line is one that the text does not have, or the shell would run the
+    rest.
+    """
     while end in text:
         end += '_'
     return f"cat > {shlex.quote(name)} <<'{end}'\n{text.rstrip()}\n{end}"
@@ -305,7 +309,9 @@ class TpuVm(Engine):
         slices = Slices(**record.facts)
         state = _state(slices)
         what = f'{slices.slices} x {slices.accelerator} in {slices.zone}'
-        return f'tpu-vm: queued resource {record.job}, {what}: {state or "it does not exist: it was stopped, or has ended"}'
+        return f'tpu-vm: queued resource {record.job}, {what}: {
+            state or "it does not exist: it was stopped, or has ended"
+        }'
 
     def log_command(
         self, record: LaunchRecord, run_dir: AnyPath, process: int | None, lines: int, follow: bool
@@ -337,7 +343,10 @@ def _resource(verb: str, name: str, zone: str, project: str | None) -> list[str]
 
 def _codes(slices: Slices) -> str:
     """Shell command: a line for each process that has ended."""
-    return f'cd {_STATE}/{slices.name} && [ -e exit-code ] && echo "pretrax: process $(cat process) exit code $(cat exit-code)"'
+    return (
+        f'cd {_STATE}/{slices.name} && [ -e exit-code ] && echo "pretrax: process $(cat process) exit code $(cat '
+        'exit-code)"'
+    )
 
 
 def _stop(slices: Slices) -> str:

@@ -1,8 +1,8 @@
 """Ordinary runs as processes of a search, of repeats with other seeds, or of a fit of scaling laws.
 
-A run is started by `pretrax train CONFIG`, or by an engine: `pretrax launch ENGINE CONFIG`. If it is killed or fails, it is
-started again, and resumes from its newest checkpoint. A local process ends with the process that started it, after it has
-saved. Nothing here imports JAX, which would occupy the devices that the runs need.
+A run is started by `pretrax train CONFIG`, or by an engine: `pretrax launch ENGINE CONFIG`. If it is killed or fails,
+it is started again, and resumes from its newest checkpoint. A local process ends with the process that started it,
+after it has saved. Nothing here imports JAX, which would occupy the devices that the runs need.
 """
 
 import contextlib
@@ -81,7 +81,9 @@ class Training:
         return read_metrics(path, lambda text: None) if path.is_file() else []
 
     def is_over(self) -> bool:
-        """Starts the next attempt if it is time, and returns whether the run has finished, has failed or was stopped."""
+        """Starts the next attempt if it is time, and returns whether the run has finished, has failed or was
+        stopped.
+        """
         if self._process is not None:
             return self._process_is_over(self._process)
         if self._leaves or self.refused:
@@ -297,7 +299,8 @@ def train_all(
 
 
 def locked(directory: pathlib.Path, what: str = 'works here') -> DirectoryLock:
-    """The lock of a directory in which runs are started. Raises UserError if another process has it, and says `what` it does.
+    """The lock of a directory in which runs are started. Raises UserError if another process has it, and says `what` it
+    does.
 
     A file system that does not support locks is accepted silently.
     """

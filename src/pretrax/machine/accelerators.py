@@ -1,7 +1,8 @@
 """Accelerators of this machine, found without JAX, and JAX plugins for accelerators that it does not have.
 
 Such a plugin is installed to compile ahead for other hardware. JAX starts every plugin that it finds, and each of these
-then prints errors and a traceback before JAX falls back to the CPU. So the platforms that JAX starts are set beforehand.
+then prints errors and a traceback before JAX falls back to the CPU. So the platforms that JAX starts are set
+beforehand.
 """
 
 import glob

@@ -1,7 +1,7 @@
 """Files and directories that appear whole or not at all.
 
-Each is written under a hidden name next to its final one, `.NAME.partial-HOST-PID`, and then renamed. With `sync` it is on
-the disk before it is renamed, so that a crash of the machine leaves the old content or the new one.
+Each is written under a hidden name next to its final one, `.NAME.partial-HOST-PID`, and then renamed. With `sync` it is
+on the disk before it is renamed, so that a crash of the machine leaves the old content or the new one.
 """
 
 import contextlib

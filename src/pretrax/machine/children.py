@@ -76,8 +76,8 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
 def prepare_training() -> None:
     """Prepares a new process that will train.
 
-    The process ignores requests to save or to print stacks until training handles them. It may open as many files as the
-    system allows. When its parent ends, it saves and ends too.
+    The process ignores requests to save or to print stacks until training handles them. It may open as many files as
+    the system allows. When its parent ends, it saves and ends too.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)

@@ -1,8 +1,9 @@
 """Measures the peak of this machine's CPU, which its vendor does not publish, and caches it.
 
-The peak is the speed of the fastest matrix product, in f32 and in bf16. Measuring takes about a second. The result is kept in
-`~/.cache/pretrax/cpu.json` (or below `XDG_CACHE_HOME`), with one entry per CPU, number of cores and JAX version. A peak that was
-measured while other programs ran is measured again when they do not, and the larger value is kept.
+The peak is the speed of the fastest matrix product, in f32 and in bf16. Measuring takes about a second. The result is
+kept in `~/.cache/pretrax/cpu.json` (or below `XDG_CACHE_HOME`), with one entry per CPU, number of cores and JAX
+version. A peak that was measured while other programs ran is measured again when they do not, and the larger value is
+kept.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Files with one JSON object per line that are appended to: `metrics.jsonl`, `attempts.jsonl`, `results.jsonl`.
 
-A kill or a full disk leaves a line incomplete, and a person or another program may add lines of its own. Such a line costs
-only itself: the next one starts on a new line, and readers skip what is not theirs.
+A kill or a full disk leaves a line incomplete, and a person or another program may add lines of its own. Such a line
+costs only itself: the next one starts on a new line, and readers skip what is not theirs.
 """
 
 import json

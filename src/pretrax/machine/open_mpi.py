@@ -18,10 +18,11 @@ _JOB_5 = 'PMIX_NAMESPACE'  # prterun-HOST-PID@1
 def mpi_identity(
     coordinator: str | None = None, variables: Mapping[str, str] = os.environ
 ) -> tuple[int, int, str, int] | None:
-    """(number of processes, index of this one, address of the first, its index on this host); None: one process or no Open MPI.
+    """(number of processes, index of this one, address of the first, its index on this host); None: one process or no
+    Open MPI.
 
-    Open MPI does not say where process 0 runs. If the processes are on several hosts, it is expected on that of `mpirun`,
-    where `mpirun` starts it unless a list of hosts says otherwise.
+    Open MPI does not say where process 0 runs. If the processes are on several hosts, it is expected on that of
+    `mpirun`, where `mpirun` starts it unless a list of hosts says otherwise.
 
     Args:
         coordinator: the address of process 0, if it is known.

@@ -1,4 +1,6 @@
-"""The machines on which the processes of a run should be, from the environment: known before any of them has answered."""
+"""The machines on which the processes of a run should be, from the environment: known before any of them has
+answered.
+"""
 
 import os
 import re
@@ -12,8 +14,9 @@ _MOST = 8  # processes that a text names
 def expected_hosts(count: int, index: int, coordinator: str, variables: Mapping[str, str] = os.environ) -> list[str]:
     """The machine of each process; [] if the environment does not say it.
 
-    `pretrax launch` names them, Slurm a step's nodes with the tasks of each, and GKE the workers of a TPU slice. Kubernetes
-    numbers the pods of a job: if the first is `base-0` and this one, number 3, is `base-3`, then number 2 is `base-2`.
+    `pretrax launch` names them, Slurm a step's nodes with the tasks of each, and GKE the workers of a TPU slice.
+    Kubernetes numbers the pods of a job: if the first is `base-0` and this one, number 3, is `base-3`, then number 2 is
+    `base-2`.
 
     Args:
         count: count of the processes.

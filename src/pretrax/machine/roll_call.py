@@ -1,9 +1,9 @@
 """Finds out which processes of a run are there, before JAX connects them and even if JAX cannot.
 
-JAX's own start cannot serve for that: if one process is missing, `jax.distributed.initialize` aborts all others after its
-time limit, and names none. Here process 0 listens at the address of JAX's coordinator, every other process connects to it,
-and they exchange JSON objects, one per line. A process that does not arrive, does not answer or ends is reported, and the
-others continue. The port is free again before JAX takes it; the connections stay.
+JAX's own start cannot serve for that: if one process is missing, `jax.distributed.initialize` aborts all others after
+its time limit, and names none. Here process 0 listens at the address of JAX's coordinator, every other process connects
+to it, and they exchange JSON objects, one per line. A process that does not arrive, does not answer or ends is
+reported, and the others continue. The port is free again before JAX takes it; the connections stay.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from pretrax.machine.process_hosts import described
 
 _PATIENCE = 10.0  # seconds without a process before a line names it; from line to line it doubles
 _RETRY = 0.1  # seconds between two attempts to connect
-# A process waits for process 0 this many times as long as process 0 waits for one process: process 0 waits for all of them,
-# and for their checks of the devices.
+# A process waits for process 0 this many times as long as process 0 waits for one process: process 0 waits for all of
+# them, and for their checks of the devices.
 _SHARES = 12
 _OCCUPIED = 30.0  # seconds for the port to become free
 _PINGS = 8  # round trips per process, of which the fastest counts
@@ -116,8 +116,8 @@ class RollCall:
     def clocks(self) -> dict[int, tuple[float, float]]:
         """How far the clock of each process is ahead of that of process 0, and the uncertainty, in seconds.
 
-        Half of the fastest round trip bounds the error, as in Cristian 1989, Probabilistic clock synchronization. Call it in
-        all processes; the others return nothing.
+        Half of the fastest round trip bounds the error, as in Cristian 1989, Probabilistic clock synchronization. Call
+        it in all processes; the others return nothing.
         """
         if self.index:
             with contextlib.suppress(OSError):
@@ -140,7 +140,8 @@ class RollCall:
         return {index: line.address for index, line in self._lines.items()}
 
     def wait_for_port(self) -> None:
-        """Waits until another program of process 0 listens at the port: JAX itself would wait a second between attempts.
+        """Waits until another program of process 0 listens at the port: JAX itself would wait a second between
+        attempts.
 
         Raises:
             AbsentError: none does.

@@ -11,10 +11,11 @@ from pretrax.errors import UserError
 
 
 def why_untrusted(path: pathlib.Path) -> str:
-    """Why another user may have written, or may replace, a file or a directory that pretrax runs; '' if no other user can.
+    """Why another user may have written, or may replace, a file or a directory that pretrax runs; '' if no other user
+    can.
 
-    It, the directory that has it and the directory of a link to it have to belong to the user or to root, and nobody else may
-    write to them. In a directory such as /tmp, others cannot replace it. Raises OSError.
+    It, the directory that has it and the directory of a link to it have to belong to the user or to root, and nobody
+    else may write to them. In a directory such as /tmp, others cannot replace it. Raises OSError.
     """
     real = pathlib.Path(os.path.realpath(path))
     for one in dict.fromkeys((real, real.parent, path.absolute().parent)):
@@ -36,14 +37,16 @@ def copy_file(name: str, source: pathlib.Path, target: pathlib.Path) -> None:
         target: a directory.
 
     Raises:
-        UserError: the file is a link to a file outside of the source, such as a secret. The cache of a hub has links to its blobs.
+        UserError: the file is a link to a file outside of the source, such as a secret. The cache of a hub has links to
+            its blobs.
     """
     root = pathlib.Path(os.path.realpath(source))
     root = root.parent.parent if root.parent.name == 'snapshots' and (root.parent.parent / 'blobs').is_dir() else root
     original, copy = pathlib.Path(os.path.realpath(source / name)), target / name
     if not original.is_relative_to(root):
         raise UserError(
-            f'{source / name} is a link to {original}, outside of its directory, and would be copied into files that others get\n'
+            f'{source / name} is a link to {original}, outside of its directory, and would be copied into files that '
+            'others get\n'
             'if you want that, put a copy of the file in the place of the link'
         )
     copy.parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,8 @@ class LayerKind:
 
 _OF_DENSE = {'gate', 'up', 'down', 'gate_bias', 'up_bias', 'down_bias'}
 _OF_ATTENTION = {
-    'q', 'k', 'v', 'o', 'q_bias', 'k_bias', 'v_bias', 'o_bias', 'q_norm', 'k_norm', 'q_full_norm', 'k_full_norm', 'o_gate',
+    'q', 'k', 'v', 'o', 'q_bias', 'k_bias', 'v_bias', 'o_bias', 'q_norm', 'k_norm', 'q_full_norm', 'k_full_norm',
+    'o_gate',
     'sinks', 'q_direct', 'q_a', 'q_a_norm', 'q_b', 'kv_a', 'kv_a_norm', 'kv_b',
 }  # fmt: skip
 _OF_STATES = {
@@ -43,7 +44,8 @@ _OF_STATES = {
     'linear_q_conv_bias', 'linear_k_conv_bias', 'linear_v_conv_bias', 'linear_dt_bias', 'linear_log_decay', 'linear_o',
 }  # fmt: skip
 _OF_EXPERTS = {
-    'router', 'router_bias', 'router_logit_bias', 'expert_gate', 'expert_up', 'expert_down', 'expert_gate_bias', 'expert_up_bias',
+    'router', 'router_bias', 'router_logit_bias', 'expert_gate', 'expert_up', 'expert_down', 'expert_gate_bias',
+    'expert_up_bias',
     'expert_down_bias', 'shared_gate', 'shared_up', 'shared_down', 'shared_mix',
 }  # fmt: skip
 # Which kinds of layers have a weight; all have the others
@@ -160,7 +162,8 @@ class Architecture(DecoderOptions):
 
     def _describe_biases(self) -> list[str]:
         biases = {
-            'q, k, v': self.attention.qkv_bias, 'attention output': self.attention.o_bias, 'feed-forward': self.feed_forward.bias,
+            'q, k, v': self.attention.qkv_bias, 'attention output': self.attention.o_bias,
+            'feed-forward': self.feed_forward.bias,
             'norms': self.norm.bias, 'unembedding': self.head.bias,
         }  # fmt: skip
         found = [name for name, has in biases.items() if has]
@@ -192,7 +195,8 @@ class Architecture(DecoderOptions):
         if self.attention.latent.kv_rank:
             of_queries = f', queries from {self.attention.latent.q_rank}' if self.attention.latent.q_rank else ''
             parts.append(
-                f'latent attention (keys and values from {self.attention.latent.kv_rank}{of_queries}; rope in {self.attention.latent.d_rope} of '
+                f'latent attention (keys and values from {self.attention.latent.kv_rank}{of_queries}; rope in '
+                f'{self.attention.latent.d_rope} of '
                 f'{self.d_query}; values of {self.attention.d_head})'
             )
         if self.attention.window:
@@ -206,7 +210,8 @@ class Architecture(DecoderOptions):
             parts.append(f'scores over sqrt({self.attention.query_pre_attn_scalar:g})')
         if self.attention.temperature:
             parts.append(
-                f'temperature {self.attention.temperature:g} in steps of {self.attention.temperature_length} tokens in layers '
+                f'temperature {self.attention.temperature:g} in steps of {self.attention.temperature_length} tokens '
+                'in layers '
                 'without positions'
             )
         if self.attention.softcap:
@@ -326,13 +331,19 @@ class Architecture(DecoderOptions):
     def sizes(self) -> dict[str, int]:
         """The size of each letter in the types of the weights."""
         return {
-            'M': self.d_model, 'M_next': self.d_model, 'H': self.attention.n_heads, 'K': self.attention.n_kv_heads, 'D': self.attention.d_head,
-            'F': self.experts.d_ff_dense if self.experts.n_experts else self.feed_forward.d_ff, 'V': self.padded_vocab_size,
-            'C_q': self.attention.latent.q_rank, 'C_latent': self.attention.latent.kv_rank, 'C_kv': self.attention.latent.kv_rank + self.attention.latent.d_rope, 'D_qk': self.d_query, 'D_rope': self.attention.latent.d_rope,
-            'D_kv': self.attention.latent.d_nope + self.attention.d_head, 'P': self.max_sequence_length, 'E': self.experts.n_experts, 'F_expert': self.feed_forward.d_ff, 'F_shared': self.experts.d_shared,
+            'M': self.d_model, 'M_next': self.d_model, 'H': self.attention.n_heads, 'K': self.attention.n_kv_heads,
+            'D': self.attention.d_head,
+            'F': self.experts.d_ff_dense if self.experts.n_experts else self.feed_forward.d_ff,
+            'V': self.padded_vocab_size,
+            'C_q': self.attention.latent.q_rank, 'C_latent': self.attention.latent.kv_rank,
+            'C_kv': self.attention.latent.kv_rank + self.attention.latent.d_rope, 'D_qk': self.d_query,
+            'D_rope': self.attention.latent.d_rope,
+            'D_kv': self.attention.latent.d_nope + self.attention.d_head, 'P': self.max_sequence_length,
+            'E': self.experts.n_experts, 'F_expert': self.feed_forward.d_ff, 'F_shared': self.experts.d_shared,
             'N_state': self.recurrent.n_heads, 'N_key': self.recurrent.n_key_heads, 'D_value': self.recurrent.d_head,
             'D_key': self.recurrent.d_key,
-            'J': self.recurrent.conv_width, 'N_shared': self.recurrent.n_heads // max(1, self.recurrent.n_key_heads),  # heads that share a key
+            # heads that share a key
+            'J': self.recurrent.conv_width, 'N_shared': self.recurrent.n_heads // max(1, self.recurrent.n_key_heads),
         }  # fmt: skip
 
     @property
@@ -342,7 +353,9 @@ class Architecture(DecoderOptions):
 
     @property
     def n_matmul_params(self) -> int:
-        """Weights in matrix products per token: all but embeddings, norms, biases and the experts that a token does not use."""
+        """Weights in matrix products per token: all but embeddings, norms, biases and the experts that a token does not
+        use.
+        """
         linear = (
             3 * self.recurrent.n_heads * self.recurrent.d_head + 2 * self.recurrent.n_key_heads * self.recurrent.d_key
         )
@@ -423,12 +436,14 @@ class Architecture(DecoderOptions):
         t, d, e = mesh['t'], mesh['d'], mesh['e']
         if self.multi_token.n_layers and mesh['p'] > 1:
             raise UserError(
-                f'model.multi_token.n_layers = {self.multi_token.n_layers}: multi-token prediction does not run in pipeline stages '
+                f'model.multi_token.n_layers = {self.multi_token.n_layers}: multi-token prediction does not run in '
+                'pipeline stages '
                 f'(mesh.p = {mesh["p"]})\nuse mesh.p=1 or model.multi_token.n_layers=0'
             )
         if self.has_states and mesh['c'] > 1:
             raise UserError(
-                f'mesh.c = {mesh["c"]} shards sequences, but layers with a state need whole sequences\nuse mesh.t or mesh.d instead'
+                f'mesh.c = {mesh["c"]} shards sequences, but layers with a state need whole sequences\n'
+                'use mesh.t or mesh.d instead'
             )
         if e > 1 and not self.experts.n_experts:
             raise UserError(f'mesh.e = {e} shards experts, but the model has none\nuse mesh.d instead')
@@ -440,12 +455,15 @@ class Architecture(DecoderOptions):
         if self.experts.n_experts % e:
             fits = [n for n in range(1, e + 1) if self.experts.n_experts % n == 0]
             raise UserError(
-                f'model.experts.n_experts = {self.experts.n_experts} is not divisible by mesh.e = {e}\nuse mesh.e={fits[-1]}'
+                f'model.experts.n_experts = {self.experts.n_experts} is not divisible by mesh.e = {e}\n'
+                f'use mesh.e={fits[-1]}'
             )
         split = {
-            'model.attention.n_heads': self.attention.n_heads, 'model.attention.n_kv_heads': self.attention.n_kv_heads, 'model.feed_forward.d_ff': self.feed_forward.d_ff,
+            'model.attention.n_heads': self.attention.n_heads, 'model.attention.n_kv_heads': self.attention.n_kv_heads,
+            'model.feed_forward.d_ff': self.feed_forward.d_ff,
             'model.experts.d_ff_dense': self.experts.d_ff_dense, 'model.experts.d_shared': self.experts.d_shared,
-            'model.recurrent.n_heads': self.recurrent.n_heads, 'model.recurrent.n_key_heads': self.recurrent.n_key_heads,
+            'model.recurrent.n_heads': self.recurrent.n_heads,
+            'model.recurrent.n_key_heads': self.recurrent.n_key_heads,
             'batch.sequence_length': sequence_length, 'the padded vocabulary': self.padded_vocab_size,
         }  # fmt: skip
         for name, size in split.items():
@@ -491,7 +509,8 @@ def resolve(options: TransformerOptions, vocab_size: int, sequence_length: int) 
         sequence_length: of the batches.
 
     Raises:
-        UserError: unknown preset, a missing size, sizes that contradict each other, or too few positions for the batches.
+        UserError: unknown preset, a missing size, sizes that contradict each other, or too few positions for the
+            batches.
     """
     chosen = choose(options.dotted())
     chosen.setdefault('vocab_size', vocab_size)

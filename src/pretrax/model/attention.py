@@ -1,8 +1,8 @@
 """Attention: the projections of a layer, and causal attention inside documents.
 
-Letters: B batch, L length, M d_model, H query heads, K key/value heads, G query heads per key/value head, D head, D_qk query
-or key (D, but in latent attention), S keys.
-No token sees another document, and no L x L matrix is materialized for a long sequence.
+Letters: B batch, L length, M d_model, H query heads, K key/value heads, G query heads per key/value head, D head, D_qk
+query or key (D, but in latent attention), S keys. No token sees another document, and no L x L matrix is materialized
+for a long sequence.
 """
 
 from collections.abc import Callable
@@ -126,9 +126,9 @@ def context_parallel_attention(
 ) -> num['B/r/d/e L/c H/t D']:
     """Attention of sequences that are sharded over c. `context` is 'ring' or 'all_to_all'; see context.py.
 
-    `sinks` are scores of each head that every query has beside those of its keys, and that have no value: attention to them
-    is attention to nothing. Xiao et al. 2023, arXiv:2309.17453, section 3.3; OpenAI 2025, arXiv:2508.10925, section 2.2.
-    `seeds` are random words of each query, for dropout of its probabilities.
+    `sinks` are scores of each head that every query has beside those of its keys, and that have no value: attention to
+    them is attention to nothing. Xiao et al. 2023, arXiv:2309.17453, section 3.3; OpenAI 2025, arXiv:2508.10925,
+    section 2.2. `seeds` are random words of each query, for dropout of its probabilities.
     """
     if context == 'ring':
         return ring_attention(q, k, v, segments, scores, sinks, seeds)

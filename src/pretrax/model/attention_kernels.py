@@ -107,7 +107,10 @@ def _splash_obstacle(platform: str, sequence_length: int, d_head: int) -> str | 
     if platform != 'tpu':
         return f'it needs a TPU, not {platform}'
     if sequence_length % 128 or d_head % 64:
-        return f'it needs a sequence length that is a multiple of 128 and a d_head that is a multiple of 64, not {sequence_length} and {d_head}'
+        return (
+            f'it needs a sequence length that is a multiple of 128 and a d_head that is a multiple of 64, not '
+            f'{sequence_length} and {d_head}'
+        )
     return None
 
 

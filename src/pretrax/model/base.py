@@ -27,7 +27,9 @@ class Model:
     """The type of the weights: a `pytree_dataclass` of array types, which give shardings and checkpoints."""
 
     Constants: Any = None
-    """The type of arrays that `loss` needs in training, that no step changes and no checkpoint has. None: it needs none."""
+    """The type of arrays that `loss` needs in training, that no step changes and no checkpoint has. None: it needs
+    none.
+    """
 
     uninherited: tuple[str, ...] = ()
     """Names of weights that a run draws although it starts from another checkpoint, which has none for this model."""
@@ -86,9 +88,9 @@ class Model:
     def loss(self, weights: Any, batch: Batch) -> LossTerms:
         """{name: (numerator, denominator)}: this device's partial sums over `axes.TOKENS`. Runs per device.
 
-        The loss is the sum of the quotients of the totals. A step whose denominators are all 0 has nothing to learn, and
-        changes nothing; a term whose denominator is 0 is left out. A denominator of None marks a table of sums, f32['rows columns'],
-        for `summarize`.
+        The loss is the sum of the quotients of the totals. A step whose denominators are all 0 has nothing to learn,
+        and changes nothing; a term whose denominator is 0 is left out. A denominator of None marks a table of sums,
+        f32['rows columns'], for `summarize`.
         """
         raise NotImplementedError(f'{type(self).__name__}.loss')
 
@@ -100,13 +102,17 @@ class Model:
         return None
 
     def with_seeds(self, batch: Batch, key: jax.Array | None = None) -> Batch:
-        """The batch of a step with random words of each token, if a decoder has dropout. Under `jit`, of whole arrays."""
+        """The batch of a step with random words of each token, if a decoder has dropout. Under `jit`, of whole
+        arrays.
+        """
         if key is None or self.arch is None or not self.arch.drops:
             return batch
         return dataclasses.replace(batch, seeds=token_seeds(key, batch.tokens.shape, self.column_order))
 
     def denominators(self, batch: Batch) -> dict[str, f32['']]:
-        """The denominators of `loss`, computed only from the batch. The default is that of a loss of one term, 'nll'."""
+        """The denominators of `loss`, computed only from the batch. The default is that of a loss of one term,
+        'nll'.
+        """
         return {'nll': jnp.sum(batch.mask)}
 
     def summarize(self, tables: dict[str, f32['rows columns']]) -> dict[str, f32['']]:
@@ -120,7 +126,8 @@ class Model:
         return weights
 
     def logits(self, weights: Any, tokens: i32['B/r/d/e L/c']) -> num['B/r/d/e L/c V/t']:
-        """The logits of whole sequences, one document per row. Runs per device. A model that has them can generate text.
+        """The logits of whole sequences, one document per row. Runs per device. A model that has them can generate
+        text.
 
         The logits of a token may not depend on the tokens after it. Columns past the vocabulary are ignored.
         """

@@ -1,7 +1,7 @@
 """The options of a decoder, chosen from the configuration, its preset and its family. Imports no JAX.
 
-Options have dotted keys. In every function, `chosen` has all options and `said` those of the configuration. An option that the
-configuration says and that would have no effect raises a UserError; one of a family or preset is turned off.
+Options have dotted keys. In every function, `chosen` has all options and `said` those of the configuration. An option
+that the configuration says and that would have no effect raises a UserError; one of a family or preset is turned off.
 """
 
 import difflib
@@ -66,7 +66,8 @@ def check_choices(chosen: dict[str, Any], said: dict[str, Any]) -> None:
     """Checks the choices in the order in which they depend on each other. Changes `chosen`. Raises UserError."""
     if chosen['attention.n_heads'] and chosen['attention.n_heads'] % chosen['attention.n_kv_heads']:
         raise UserError(
-            f'model.attention.n_heads = {chosen["attention.n_heads"]} is not divisible by model.attention.n_kv_heads = {chosen["attention.n_kv_heads"]}'
+            f'model.attention.n_heads = {chosen["attention.n_heads"]} is not divisible by model.attention.n_kv_heads '
+            f'= {chosen["attention.n_kv_heads"]}'
         )
     _check_latents(chosen, said)
     _check_rotation(chosen)
@@ -74,7 +75,8 @@ def check_choices(chosen: dict[str, Any], said: dict[str, Any]) -> None:
         chosen['attention.global_every'] = 0  # of a family or preset whose windows were turned off
     if chosen['attention.global_every'] and not chosen['attention.window']:
         raise UserError(
-            f'model.attention.global_every = {chosen["attention.global_every"]} exempts layers from a window, but there is none\n'
+            f'model.attention.global_every = {chosen["attention.global_every"]} exempts layers from a window, but '
+            'there is none\n'
             'give model.attention.window, or use model.attention.global_every=0'
         )
     if chosen['layer_types'] is not None:
@@ -95,7 +97,8 @@ def _check_multi_token(chosen: dict[str, Any], said: dict[str, Any]) -> None:
     types = chosen['layer_types']
     if chosen['multi_token.n_layers'] and types and types[(chosen['n_layers'] - 1) % len(types)] in ('delta', 'mamba'):
         raise UserError(
-            f'model.multi_token.n_layers = {chosen["multi_token.n_layers"]}: the layer of multi-token prediction is like the last one of the '
+            f'model.multi_token.n_layers = {chosen["multi_token.n_layers"]}: the layer of multi-token prediction is '
+            'like the last one of the '
             'decoder, and has to have attention\nuse model.multi_token.n_layers=0, or other layer_types'
         )
 
@@ -127,7 +130,8 @@ def _check_chunks_and_temperature(chosen: dict[str, Any], said: dict[str, Any]) 
     if not chosen['attention.window']:
         if said.get('attention.window_type') == 'chunked':
             raise UserError(
-                'model.attention.window_type = chunked, but there is no window\ngive model.attention.window, the tokens in a chunk'
+                'model.attention.window_type = chunked, but there is no window\n'
+                'give model.attention.window, the tokens in a chunk'
             )
         chosen['attention.window_type'] = 'sliding'  # of a family whose windows were turned off
     everywhere = chosen['positions'] != 'rope' or not (
@@ -135,14 +139,16 @@ def _check_chunks_and_temperature(chosen: dict[str, Any], said: dict[str, Any]) 
     )
     if said.get('attention.temperature') and everywhere:
         raise UserError(
-            f'model.attention.temperature = {said["attention.temperature"]:g} applies to layers without positions, and all '
+            f'model.attention.temperature = {said["attention.temperature"]:g} applies to layers without positions, '
+            'and all '
             'have them\ngive model.rope.nope_every, or leave it out'
         )
     if everywhere:
         chosen['attention.temperature'] = 0.0
     if said.get('attention.temperature_length') and not chosen['attention.temperature']:
         raise UserError(
-            f'model.attention.temperature_length = {said["attention.temperature_length"]}, but there is no temperature\n'
+            f'model.attention.temperature_length = {said["attention.temperature_length"]}, but there is no '
+            'temperature\n'
             'give model.attention.temperature'
         )
 
@@ -188,20 +194,25 @@ def _check_latents(chosen: dict[str, Any], said: dict[str, Any]) -> None:
         chosen['attention.latent.d_rope'] or 64,
     )
     without = {
-        'attention.n_kv_heads': chosen['attention.n_kv_heads'] == chosen['attention.n_heads'], 'positions': chosen['positions'] == 'rope',
-        'attention.qk_norm': chosen['attention.qk_norm'] == 'none', 'attention.window': not chosen['attention.window'], 'bias': not chosen['bias'],
+        'attention.n_kv_heads': chosen['attention.n_kv_heads'] == chosen['attention.n_heads'],
+        'positions': chosen['positions'] == 'rope',
+        'attention.qk_norm': chosen['attention.qk_norm'] == 'none', 'attention.window': not chosen['attention.window'],
+        'bias': not chosen['bias'],
         'attention.temperature': not chosen['attention.temperature'],
         'attention.qkv_bias': not chosen['attention.qkv_bias'], 'rope.fraction': chosen['rope.fraction'] == 1,
     }  # fmt: skip
     for name, fits in without.items():
         if not fits:
             raise UserError(
-                f'model.{name} = {chosen[name]} does not fit latent attention (model.attention.latent.kv_rank = {chosen["attention.latent.kv_rank"]}), which '
-                'has rope, a key and a value for each query head, and no window or bias\nleave it out, or use model.attention.latent=null'
+                f'model.{name} = {chosen[name]} does not fit latent attention (model.attention.latent.kv_rank = '
+                f'{chosen["attention.latent.kv_rank"]}), which '
+                'has rope, a key and a value for each query head, and no window or bias\n'
+                'leave it out, or use model.attention.latent=null'
             )
     if chosen['attention.latent.d_rope'] % 2:
         raise UserError(
-            f'model.attention.latent.d_rope = {chosen["attention.latent.d_rope"]} is odd, but rope rotates pairs\nuse an even d_rope'
+            f'model.attention.latent.d_rope = {chosen["attention.latent.d_rope"]} is odd, but rope rotates pairs\n'
+            'use an even d_rope'
         )
 
 
@@ -223,7 +234,8 @@ def _check_layer_types(chosen: dict[str, Any], said: dict[str, Any]) -> None:
         chosen['attention.window'] = 0  # of a family or preset whose layers with a window were replaced
     if said.get('attention.global_every'):
         raise UserError(
-            'model.attention.global_every and model.layer_types both say which layers have a window\nleave out one of them'
+            'model.attention.global_every and model.layer_types both say which layers have a window\n'
+            'leave out one of them'
         )
     chosen['attention.global_every'] = 0
 
@@ -242,7 +254,8 @@ def _check_experts(chosen: dict[str, Any], said: dict[str, Any]) -> None:
     if n_experts == 1 or per_token > n_experts:
         raise UserError(
             f'model.experts.n_experts = {n_experts} with model.experts.experts_per_token = {per_token}\n'
-            'use at least 2 experts, and no more experts per token than experts; model.experts.n_experts=0 is one feed-forward'
+            'use at least 2 experts, and no more experts per token than experts; model.experts.n_experts=0 is one '
+            'feed-forward'
         )
     if not chosen['feed_forward.d_ff']:
         raise UserError(
@@ -251,7 +264,8 @@ def _check_experts(chosen: dict[str, Any], said: dict[str, Any]) -> None:
         )
     if chosen['feed_forward.activation'] in UNGATED:
         raise UserError(
-            f'model.feed_forward.activation = {chosen["feed_forward.activation"]}: experts always have a gate\nuse model.feed_forward.activation=swiglu'
+            f'model.feed_forward.activation = {chosen["feed_forward.activation"]}: experts always have a gate\n'
+            'use model.feed_forward.activation=swiglu'
         )
     if chosen['feed_forward.bias'] and chosen['experts.router.weigh_inputs']:
         raise UserError(
@@ -260,7 +274,8 @@ def _check_experts(chosen: dict[str, Any], said: dict[str, Any]) -> None:
         )
     if chosen['feed_forward.bias'] and chosen['experts.d_shared']:
         raise UserError(
-            'model.feed_forward.bias = true: a shared expert has no biases here\nuse model.feed_forward.bias=false or model.experts.d_shared=0'
+            'model.feed_forward.bias = true: a shared expert has no biases here\n'
+            'use model.feed_forward.bias=false or model.experts.d_shared=0'
         )
     if chosen['experts.shared_gate'] and not chosen['experts.d_shared'] and said.get('experts.shared_gate'):
         raise UserError(
@@ -269,7 +284,8 @@ def _check_experts(chosen: dict[str, Any], said: dict[str, Any]) -> None:
     chosen['experts.shared_gate'] = chosen['experts.shared_gate'] and chosen['experts.d_shared'] > 0
     if said.get('experts.router.bias_rate') and not chosen['experts.router.bias']:
         raise UserError(
-            f'model.experts.router.bias_rate = {said["experts.router.bias_rate"]} moves the biases of routers, but there are none\n'
+            f'model.experts.router.bias_rate = {said["experts.router.bias_rate"]} moves the biases of routers, but '
+            'there are none\n'
             'use model.experts.router.bias=true'
         )
     _check_groups(chosen)
@@ -288,16 +304,20 @@ def _check_groups(chosen: dict[str, Any]) -> None:
         )
     if used > groups:
         raise UserError(
-            f'model.experts.router.groups_per_token = {used} of model.experts.router.n_groups = {groups}\nuse at most {groups}'
+            f'model.experts.router.groups_per_token = {used} of model.experts.router.n_groups = {groups}\n'
+            f'use at most {groups}'
         )
     if chosen['experts.experts_per_token'] > used * n_experts // groups:
         raise UserError(
-            f'model.experts.experts_per_token = {chosen["experts.experts_per_token"]}, but {used} of {groups} groups have '
-            f'{used * n_experts // groups} experts\nuse a larger model.experts.router.groups_per_token, or fewer experts per token'
+            f'model.experts.experts_per_token = {chosen["experts.experts_per_token"]}, but {used} of {groups} groups '
+            'have '
+            f'{used * n_experts // groups} experts\n'
+            'use a larger model.experts.router.groups_per_token, or fewer experts per token'
         )
     if chosen['experts.router.group_scores'] == 'top2' and n_experts == groups:
         raise UserError(
-            'model.experts.router.group_scores = top2: a group has one expert\nuse fewer groups (model.experts.router.n_groups), or max'
+            'model.experts.router.group_scores = top2: a group has one expert\n'
+            'use fewer groups (model.experts.router.n_groups), or max'
         )
 
 
@@ -316,7 +336,8 @@ def _check_dense_layers(chosen: dict[str, Any], said: dict[str, Any]) -> None:
     if len(with_experts) == n_layers:
         if said.get('experts.d_ff_dense'):
             raise UserError(
-                'model.experts.d_ff_dense is the width of layers without experts, but there are none\ngive model.experts.dense_layers'
+                'model.experts.d_ff_dense is the width of layers without experts, but there are none\n'
+                'give model.experts.dense_layers'
             )
         chosen['experts.d_ff_dense'] = 0
     elif not chosen['experts.d_ff_dense']:
@@ -368,7 +389,8 @@ def choose(said: Mapping[str, Any]) -> dict[str, Any]:
     if 'attention.d_head' not in chosen:
         if chosen['d_model'] % chosen['attention.n_heads']:
             raise UserError(
-                f'model.d_model = {chosen["d_model"]} is not divisible by model.attention.n_heads = {chosen["attention.n_heads"]}\n'
+                f'model.d_model = {chosen["d_model"]} is not divisible by model.attention.n_heads = '
+                f'{chosen["attention.n_heads"]}\n'
                 'give model.attention.d_head, or make model.d_model a multiple of model.attention.n_heads'
             )
         chosen['attention.d_head'] = chosen['d_model'] // chosen['attention.n_heads']
@@ -385,7 +407,8 @@ def choose(said: Mapping[str, Any]) -> dict[str, Any]:
         needs_one = ('feed_forward.bias', 'block.parallel', *['bias'] * (not has_attention))
         if wrong := [name for name in needs_one if said.get(name)]:
             raise UserError(
-                f'model.{wrong[0]} applies to the feed-forward, but layers have none (model.feed_forward.d_ff = 0)\nleave it out'
+                f'model.{wrong[0]} applies to the feed-forward, but layers have none (model.feed_forward.d_ff = 0)\n'
+                'leave it out'
             )
         chosen['feed_forward.bias'] = False
     check_choices(chosen, said)
@@ -427,5 +450,6 @@ def _choose_mixers(chosen: dict[str, Any], said: dict[str, Any], has_attention: 
     heads = chosen['recurrent.n_heads']
     if heads % chosen.setdefault('recurrent.n_key_heads', heads):
         raise UserError(
-            f'model.recurrent.n_heads = {heads} is not divisible by model.recurrent.n_key_heads = {chosen["recurrent.n_key_heads"]}'
+            f'model.recurrent.n_heads = {heads} is not divisible by model.recurrent.n_key_heads = '
+            f'{chosen["recurrent.n_key_heads"]}'
         )

@@ -1,15 +1,15 @@
 """Context parallelism: attention over sequences that are sharded over the mesh axis c, and the order of their columns.
 
-Letters: B batch, L length, H query heads, K key/value heads, G query heads per key/value head, D head, D_qk query or key
-(D, but in latent attention), C chunk.
+Letters: B batch, L length, H query heads, K key/value heads, G query heads per key/value head, D head, D_qk query or
+key (D, but in latent attention), C chunk.
 
-`all_to_all` (Jacobs et al. 2023, arXiv:2309.14509) gives each device whole sequences of some heads, for any kernel. `ring`
-(Liu et al. 2023, arXiv:2310.01889) keeps the queries where they are and sends keys and values around a ring; each device
-accumulates its softmax over the keys that arrive (Milakov and Gimelshein 2018, arXiv:1805.02867), in f32.
+`all_to_all` (Jacobs et al. 2023, arXiv:2309.14509) gives each device whole sequences of some heads, for any kernel.
+`ring` (Liu et al. 2023, arXiv:2310.01889) keeps the queries where they are and sends keys and values around a ring;
+each device accumulates its softmax over the keys that arrive (Milakov and Gimelshein 2018, arXiv:1805.02867), in f32.
 
-In a causal ring, the device with the last tokens would work while the others wait. So a sequence is cut into 2c chunks, and
-device i of c has chunks i and 2c-1-i: for any keys that arrive, every device multiplies two pairs of chunks. Batches have
-their columns in that order (`column_order`), with their positions and segments.
+In a causal ring, the device with the last tokens would work while the others wait. So a sequence is cut into 2c chunks,
+and device i of c has chunks i and 2c-1-i: for any keys that arrive, every device multiplies two pairs of chunks.
+Batches have their columns in that order (`column_order`), with their positions and segments.
 """
 
 import functools
@@ -48,7 +48,8 @@ def choose_context(wanted: str, arch: Architecture, mesh: dict[str, int], sequen
         why = 'as configured'
     if wanted == 'all_to_all' and arch.attention.n_kv_heads % (c * t):
         raise UserError(
-            f'model.attention.n_kv_heads = {arch.attention.n_kv_heads} is not divisible by mesh.t x mesh.c = {t} x {c}, '
+            f'model.attention.n_kv_heads = {arch.attention.n_kv_heads} is not divisible by mesh.t x mesh.c = {t} x '
+            f'{c}, '
             'as model.attention.context=all_to_all needs\nuse model.attention.context=ring'
         )
     parts = t * c if wanted == 'all_to_all' else t * c if t % 2 == 0 else 2 * t * c
@@ -71,7 +72,8 @@ def kernel_for(context: str, wanted: str) -> str:
         return wanted
     if wanted not in ('auto', 'blockwise'):
         raise UserError(
-            f'model.attention.kernel={wanted} does not support model.attention.context=ring\nuse model.attention.context=all_to_all'
+            f'model.attention.kernel={wanted} does not support model.attention.context=ring\n'
+            'use model.attention.context=all_to_all'
         )
     return 'blockwise'
 
@@ -146,7 +148,9 @@ class Softmax(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """A chunk of queries in the backward pass: the gradient of its output, log sum exp of its scores, sum_s p_s dp_s."""
+    """A chunk of queries in the backward pass: the gradient of its output, log sum exp of its scores, sum_s p_s
+    dp_s.
+    """
 
     queries: Queries
     d_out: num['B C K G D']

@@ -1,8 +1,9 @@
 """Which row of an expert's product each token goes to (dispatch), and where its results come back from (combine).
 
-Letters: T tokens, C choices (the j-th expert of token t is choice t * k + j), E experts, N slots: rows of a matrix in which
-the tokens of an expert are adjacent, M d_model. All of it is on one device. Both ways are gathers, in the backward pass too,
-because slots and choices each know their source; a scatter-add would be slow and, on some hardware, not reproducible.
+Letters: T tokens, C choices (the j-th expert of token t is choice t * k + j), E experts, N slots: rows of a matrix in
+which the tokens of an expert are adjacent, M d_model. All of it is on one device. Both ways are gathers, in the
+backward pass too, because slots and choices each know their source; a scatter-add would be slow and, on some hardware,
+not reproducible.
 """
 
 import functools

@@ -1,13 +1,14 @@
 """Products of operands rounded to eight bits, forward and backward, on any mesh.
 
-int8: Every row and every column has a scale, so that its largest value is 127. Sums are exact, in i32. Gradients are rounded
+int8: Every row and every column has a scale, so that its largest value is 127. Sums are exact, in i32. Gradients are
+rounded
     stochastically (Gupta et al. 2015, arXiv:1502.02551, section 3.1), everything else to nearest.
 fp8: An operand has one scale, a power of two, computed when it is used ('current scaling'). Values are e4m3, gradients
     e5m2 (Micikevicius et al. 2022, arXiv:2209.05433, section 3), sums f32. There is no stochastic rounding.
 
-This holds for all three products of a weight: y = x w, dx = dy w^T and dw = x^T dy. A scale is that of the whole array, not of
-a device's slice: the maximum is over the mesh axes too, except `r`, over whose slow network only gradients are sent.
-Stochastic rounding depends on (seed, step, weight) and the index of a number in the whole array.
+This holds for all three products of a weight: y = x w, dx = dy w^T and dw = x^T dy. A scale is that of the whole array,
+not of a device's slice: the maximum is over the mesh axes too, except `r`, over whose slow network only gradients are
+sent. Stochastic rounding depends on (seed, step, weight) and the index of a number in the whole array.
 """
 
 import dataclasses

@@ -2,10 +2,11 @@
 
 Letters: T tokens, k experts per token, M d_model, E experts on one device, F feed-forward, G devices along e, N slots.
 
-Shapes are static and the router is free, so tokens travel in rounds. In a round, N slots go from every device to every other
-one, a quarter more than an even load needs (`ROOM`). One round is enough for even loads. There is another round as long as some
-pair of devices has tokens left; all devices along e agree on that. So memory is that of even loads for any routing, and an
-uneven load costs time. (A single exchange that is always large enough would take G times the memory.)
+Shapes are static and the router is free, so tokens travel in rounds. In a round, N slots go from every device to every
+other one, a quarter more than an even load needs (`ROOM`). One round is enough for even loads. There is another round
+as long as some pair of devices has tokens left; all devices along e agree on that. So memory is that of even loads for
+any routing, and an uneven load costs time. (A single exchange that is always large enough would take G times the
+memory.)
 
 The backward pass keeps only the inputs and runs each round again: the token travels once more, and the first two of its
 three products are computed once more.
@@ -116,7 +117,9 @@ def _round(
 
 
 def _send(x: num['N M']) -> num['N M']:
-    """Rows ordered by the devices that they are for -> rows for this device, ordered by the devices that they come from."""
+    """Rows ordered by the devices that they are for -> rows for this device, ordered by the devices that they come
+    from.
+    """
     with scope():  # M is the width of what is sent
         return all_to_all('G N/r/d/c/e M -> G/e N/r/d/c M', x.reshape(axis_size('e'), -1, x.shape[-1]))[0]
 

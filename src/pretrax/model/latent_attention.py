@@ -1,12 +1,14 @@
-"""Multi-head latent attention: queries, keys and values from low-rank latents. DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
+"""Multi-head latent attention: queries, keys and values from low-rank latents. DeepSeek-AI 2024, arXiv:2405.04434,
+section 2.1.
 
-Keys and values of all heads are products with one latent per token. Positions are in a part of their own: of each query head,
-and of one key that all heads share. Training multiplies the latents out and attends as usual (attention.py). In decoding, the
-cache holds only latents and rotated keys, and products with `kv_b` move to the queries and to the outputs ("absorbed").
+Keys and values of all heads are products with one latent per token. Positions are in a part of their own: of each query
+head, and of one key that all heads share. Training multiplies the latents out and attends as usual (attention.py). In
+decoding, the cache holds only latents and rotated keys, and products with `kv_b` move to the queries and to the outputs
+("absorbed").
 
-Letters: B batch, L length, M d_model, H heads, D head (of a value), D_qk query or key (the part without positions first),
-D_kv both that a head makes of the latent (the key's part without positions, then the value), C_q latent of queries, C_latent
-latent of keys and values, C_kv the same with the shared key.
+Letters: B batch, L length, M d_model, H heads, D head (of a value), D_qk query or key (the part without positions
+first), D_kv both that a head makes of the latent (the key's part without positions, then the value), C_q latent of
+queries, C_latent latent of keys and values, C_kv the same with the shared key.
 """
 
 import functools

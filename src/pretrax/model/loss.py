@@ -3,10 +3,10 @@
 Letters: B batch, L length, V vocabulary. A loss is a set of terms, each a numerator and a denominator: sums over tokens
 that are reduced over the mesh once, so that masks, accumulation and sharding all give the same gradient.
 
-`in_chunks` computes it in chunks of each sequence, so that the logits of one chunk exist at a time. The backward pass computes
-the logits again, chunk by chunk (Chen et al. 2016, arXiv:1604.06174), and sums the gradient of the unembedding over the chunks
-in f32. This adds a third to the FLOPs of the unembedding, and saves the memory of the logits, which are the largest array of a
-step if the vocabulary is large.
+`in_chunks` computes it in chunks of each sequence, so that the logits of one chunk exist at a time. The backward pass
+computes the logits again, chunk by chunk (Chen et al. 2016, arXiv:1604.06174), and sums the gradient of the unembedding
+over the chunks in f32. This adds a third to the FLOPs of the unembedding, and saves the memory of the logits, which are
+the largest array of a step if the vocabulary is large.
 """
 
 import functools
@@ -33,8 +33,8 @@ from pretrax.shardlib import (
     u32,
 )
 
-# name -> (numerator, denominator), this device's partial sums over `axes.TOKENS`. The loss is the sum of the quotients. A
-# denominator of None marks a table of sums, from which the model's `summarize` computes metrics.
+# name -> (numerator, denominator), this device's partial sums over `axes.TOKENS`. The loss is the sum of the quotients.
+# A denominator of None marks a table of sums, from which the model's `summarize` computes metrics.
 LossTerms = dict[str, tuple[f32[''], f32[''] | None]]
 
 
@@ -50,7 +50,9 @@ def means(terms: LossTerms) -> dict[str, f32['']]:
 
 @pytree_dataclass
 class Batch:
-    """Token sequences. `segments` number the documents in a row, `positions` restart in each, `mask` weights the targets."""
+    """Token sequences. `segments` number the documents in a row, `positions` restart in each, `mask` weights the
+    targets.
+    """
 
     tokens: i32['B/r/d/e L/c']
     targets: i32['B/r/d/e L/c']
@@ -179,7 +181,9 @@ def in_chunks(terms_of: Callable[[Any, Batch], LossTerms], x: Hidden, batch: Bat
 
 
 def over_chunks[Of, T](function: Callable[[Any, Of], T], x: Hidden, batch: Of, chunks: int) -> T:
-    """`function` of each chunk of the sequences, stacked; arguments as in `in_chunks`, or any arrays [B/r/d/e L/c ...]."""
+    """`function` of each chunk of the sequences, stacked; arguments as in `in_chunks`, or any arrays [B/r/d/e L/c
+    ...].
+    """
 
     def one_chunk(_: None, chunk: tuple[Any, Of]) -> tuple[None, T]:
         with scope():  # L is the length of a chunk here
@@ -196,7 +200,9 @@ def chunks_of(length: int, wanted: int) -> int:
 
 
 def split_tokens(array: jax.Array, chunks: int, n: int) -> jax.Array:
-    """[B, L, ...] -> [chunks, B, L / chunks, ...]. A chunk has n tokens of each device along t, in the devices' order."""
+    """[B, L, ...] -> [chunks, B, L / chunks, ...]. A chunk has n tokens of each device along t, in the devices'
+    order.
+    """
     blocks = array.reshape(array.shape[0], -1, chunks, n, *array.shape[2:])
     return jnp.moveaxis(blocks, 2, 0).reshape(chunks, array.shape[0], -1, *array.shape[2:])
 

@@ -1,7 +1,7 @@
 """`product`: every matrix product with a weight, and the dtypes of its forward and backward pass.
 
-The derivative is written by hand. JAX's derivative of an `einsum` with f32 accumulation multiplies f32 by f32 on GPUs. Here
-the operands of all three products have the compute dtype, sums are f32, and the weight's gradient stays f32
+The derivative is written by hand. JAX's derivative of an `einsum` with f32 accumulation multiplies f32 by f32 on GPUs.
+Here the operands of all three products have the compute dtype, sums are f32, and the weight's gradient stays f32
 (benchmarks/lab-notes.md has the measurements). For operands in eight bits see `eight_bits.py`, for int8 weights in
 inference `weight_only.py`.
 """
@@ -22,7 +22,9 @@ Triple = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def product(spec: str, x: jax.Array, w: jax.Array, how: Format) -> jax.Array:
-    """`einsum(spec, x, w)` in x's dtype, accumulated in f32. w and its gradient are f32; `how` is the format of operands."""
+    """`einsum(spec, x, w)` in x's dtype, accumulated in f32. w and its gradient are f32; `how` is the format of
+    operands.
+    """
     if how.scale is not None:
         return weight_only.scaled_product(spec, x, w, how.scale, x.dtype)
     if how.kind != 'compute':
@@ -39,7 +41,9 @@ def gather(spec: str, w: jax.Array, x: jax.Array, sums: DTypeLike | None = None)
 
 
 def add_bias(x: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """x + bias in x's dtype; x if the family has no biases. Added in f32, because its gradient is a sum over all tokens."""
+    """x + bias in x's dtype; x if the family has no biases. Added in f32, because its gradient is a sum over all
+    tokens.
+    """
     if bias is None:
         return x
     y = (x.astype(jnp.float32) + bias).astype(x.dtype)
@@ -62,7 +66,8 @@ def grouped_product(spec: str, x: jax.Array, w: jax.Array, how: Format, groups: 
         x: rows, sorted by group.
         w: f32, one matrix per group.
         how: the format of the operands; eight bits need the method 'blocks'.
-        groups: 'ragged': the number of rows of each group; 'blocks': the group of each block of rows. Blocks have one size.
+        groups: 'ragged': the number of rows of each group; 'blocks': the group of each block of rows. Blocks have one
+            size.
         method: 'ragged' for `jax.lax.ragged_dot`, or 'blocks' for one product per block; see `choose_grouped`.
     """
     if how.scale is not None:

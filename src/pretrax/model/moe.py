@@ -1,7 +1,7 @@
 """The feed-forward of a mixture of experts: a router sends each token to a few of many feed-forwards.
 
-Letters: B batch, L length, M d_model, E experts, X experts per token, F_expert feed-forward of an expert, F_shared of the
-shared expert, N slots (rows in which the tokens of an expert are adjacent), C slots of one expert in one sequence.
+Letters: B batch, L length, M d_model, E experts, X experts per token, F_expert feed-forward of an expert, F_shared of
+the shared expert, N slots (rows in which the tokens of an expert are adjacent), C slots of one expert in one sequence.
 Mesh axes: axes.py. A device has its slice over t of its experts (all experts if e is 1), and its own tokens.
 """
 
@@ -94,8 +94,8 @@ def experts(
 ) -> tuple[jax.Array, bool_['B/r/d/e L/c X'] | None]:
     """Each token's weighted sum over its experts, a partial sum over t, and which choices were dropped (None: none).
 
-    The weight multiplies the activation, not the output: the result is the same, and the backward pass needs no outputs. With
-    `weigh_inputs` it multiplies the input, as in the released code of Llama 4.
+    The weight multiplies the activation, not the output: the result is the same, and the backward pass needs no
+    outputs. With `weigh_inputs` it multiplies the input, as in the released code of Llama 4.
     """
     flat = x.reshape(-1, x.shape[-1])
     weights = [
@@ -160,7 +160,9 @@ def _with_capacity(
     arch: Architecture,
     formats: Formats,
 ) -> tuple[jax.Array, bool_['B/r/d/e L/c X']]:
-    """Every expert has the same number of slots in each sequence. Lepikhin et al. 2020, arXiv:2006.16668, section 2.2."""
+    """Every expert has the same number of slots in each sequence. Lepikhin et al. 2020, arXiv:2006.16668, section
+    2.2.
+    """
     rows, length, _ = x.shape
     k, n = arch.experts.experts_per_token, arch.experts.n_experts
     assert arch.experts.capacity is not None

@@ -1,8 +1,8 @@
 """Multi-token prediction: each module after the last layer predicts one more token ahead, and has a loss of its own.
 
-DeepSeek-AI 2024, arXiv:2412.19437, section 2.2. At token i, module k combines the hidden state of module k - 1 (module 0 is
-the decoder) with the embedding of token i + k, and predicts token i + k + 1. The embedding and the unembedding are those of the
-decoder. Generation does not use the modules.
+DeepSeek-AI 2024, arXiv:2412.19437, section 2.2. At token i, module k combines the hidden state of module k - 1 (module
+0 is the decoder) with the embedding of token i + k, and predicts token i + k + 1. The embedding and the unembedding are
+those of the decoder. Generation does not use the modules.
 
 Letters: B batch, L length, M d_model, M_next d_model of a projection's result, V vocabulary.
 """
@@ -118,7 +118,9 @@ def ahead_denominators(batch: Batch, model: Decoder) -> dict[str, f32['']]:
 
 
 def ahead_metrics(tables: dict[str, Any]) -> dict[str, f32['']]:
-    """`mtp_nll/1` and so on: the mean cross-entropy of each module, without its weight. NaN if all documents are too short."""
+    """`mtp_nll/1` and so on: the mean cross-entropy of each module, without its weight. NaN if all documents are too
+    short.
+    """
     if 'multi_token' not in tables:
         return {}
     return {f'mtp_nll/{k}': total / count for k, (total, count) in enumerate(tables['multi_token'], start=1)}

@@ -1,8 +1,9 @@
 """Maximal update parametrization (muP): a learning rate found for one width and depth also fits others. No JAX here.
 
-A model that is m times as wide as the base model, and l times as deep, differs from it as this table says. Everything else
-stays as it is: embeddings, norms, biases and convolutions. The ratios between embedding, layers and logits are therefore those of the
-base model, where `embedding_multiplier` and `logit_multiplier` are tuned (Yang et al. 2022, section 6).
+A model that is m times as wide as the base model, and l times as deep, differs from it as this table says. Everything
+else stays as it is: embeddings, norms, biases and convolutions. The ratios between embedding, layers and logits are
+therefore those of the base model, where `embedding_multiplier` and `logit_multiplier` are tuned (Yang et al. 2022,
+section 6).
 
 | what | initial standard deviation | learning rate | in the forward pass |
 |---|---|---|---|
@@ -12,9 +13,10 @@ base model, where `embedding_multiplier` and `logit_multiplier` are tuned (Yang 
 | what attention and feed-forward add | | l^(power - 1) for all weights of the layers | times l^-power |
 | attention scores, if heads are wider | | | divided by the width of a head, not by its square root |
 
-Sources: Yang et al. 2022, arXiv:2203.03466, tables 3 and 8; for depth, Yang et al. 2023, arXiv:2310.02244 (power 1/2) and Dey
-et al. 2025, arXiv:2505.01618 (power 1); for Muon, whose update has a spectral norm of its own, Yang et al. 2023,
-arXiv:2310.17813, section 3: an update of norm sqrt(outputs / inputs), where Muon's here is in proportion to sqrt(width).
+Sources: Yang et al. 2022, arXiv:2203.03466, tables 3 and 8; for depth, Yang et al. 2023, arXiv:2310.02244 (power 1/2)
+and Dey et al. 2025, arXiv:2505.01618 (power 1); for Muon, whose update has a spectral norm of its own, Yang et al.
+2023, arXiv:2310.17813, section 3: an update of norm sqrt(outputs / inputs), where Muon's here is in proportion to
+sqrt(width).
 """
 
 import dataclasses
@@ -114,7 +116,8 @@ def apply_mup(chosen: dict[str, Any], said: dict[str, Any]) -> None:
             )
         if said.get('attention.query_pre_attn_scalar'):
             raise UserError(
-                'model.mup.base_d_head and model.attention.query_pre_attn_scalar both say what scores are divided by\nleave out one'
+                'model.mup.base_d_head and model.attention.query_pre_attn_scalar both say what scores are divided by\n'
+                'leave out one'
             )
         usual = chosen['attention.query_pre_attn_scalar'] or chosen['attention.d_head']
         chosen['attention.query_pre_attn_scalar'] = usual * chosen['attention.d_head'] / mup.base_d_head

@@ -1,8 +1,9 @@
 """Any Flax NNX module as a model: the same loop, data, optimizer, checkpoints and metrics as for the decoder.
 
-The module maps tokens [B, L] to logits [B, L, V]. It runs under `jit` on whole arrays: XLA adds the communication, from the
-annotations of the parameters (`nnx.with_partitioning`). So it is an `AutomaticModel`, with its own gradients, evaluation and
-shardings. The `nnx.Param`s are trained. Dropout draws from a key of the seed and the step; in an evaluation it is off.
+The module maps tokens [B, L] to logits [B, L, V]. It runs under `jit` on whole arrays: XLA adds the communication, from
+the annotations of the parameters (`nnx.with_partitioning`). So it is an `AutomaticModel`, with its own gradients,
+evaluation and shardings. The `nnx.Param`s are trained. Dropout draws from a key of the seed and the step; in an
+evaluation it is off.
 """
 
 import math
@@ -47,16 +48,19 @@ class NnxModel(AutomaticModel):
     def _choices(self, leaves: list['_Annotated']) -> dict[str, str]:
         options, target = self.options, self.target
         choices = {
-            'module': f'{options.target}({", ".join(f"{k}={v}" for k, v in options.arguments.items())}), automatic sharding',
+            'module': f'{options.target}({", ".join(f"{k}={v}" for k,
+            v in options.arguments.items())}), automatic sharding',
             'documents in a row are kept apart': (
                 'by segments' if target.takes_segments else 'NOT: the call of the module has no parameter `segments`'
             ),
             'random numbers': (
-                'in training the module draws some (dropout), which depend on seed, step and pass' if self.draws else 'none'
+                'in training the module draws some (dropout), which depend on seed, step and '
+                'pass' if self.draws else 'none'
             ),
             'flops': (
                 f'{options.flops_per_token:,.4g} per token, as configured' if options.flops_per_token
-                else f'{self.flops_per_token:,.4g} per token, estimated as 6 x parameters (or set model.flops_per_token)'
+                else f'{self.flops_per_token:,.4g} per token, estimated as 6 x parameters (or set '
+                'model.flops_per_token)'
             ),
         }  # fmt: skip
         if target.constants:
@@ -64,7 +68,8 @@ class NnxModel(AutomaticModel):
         replicated = [leaf for leaf in leaves if not any(leaf.spec)]
         if replicated and math.prod(self.mesh.values()) > 1:
             choices['replicated weights'] = (
-                f'{len(replicated)} of {len(leaves)}, {sum(leaf.size for leaf in replicated):,} parameters, are on every '
+                f'{len(replicated)} of {len(leaves)}, {sum(leaf.size for leaf in replicated):,} parameters, are on '
+                'every '
                 'device, and so is their optimizer state: the module does not annotate them'
             )
         return choices
@@ -88,7 +93,9 @@ class NnxModel(AutomaticModel):
         return jax.tree.map(lambda leaf: leaf.spec, self.params, is_leaf=lambda x: isinstance(x, _Annotated))
 
     def make_gradients(self, accumulation: int) -> Callable[..., tuple[PyTree, LossTerms, dict]]:
-        """weights, batch, the key of the step if the module draws -> gradient of the mean loss, its terms, and no tables."""
+        """weights, batch, the key of the step if the module draws -> gradient of the mean loss, its terms, and no
+        tables.
+        """
         devices = along(ROWS, self.mesh)
 
         def gradients(weights: PyTree, batch: Batch, step_key: key[''] | None = None) -> tuple[PyTree, LossTerms, dict]:
@@ -160,7 +167,9 @@ class NnxModel(AutomaticModel):
                 over *= self.mesh[axis]
             if size % over:
                 raise UserError(
-                    f'{".".join(map(str, path))} has {size} in dimension {dimension}, which mesh {" x ".join(axes or ())} = '
+                    f'{".".join(map(str, path))} has {size} in dimension {dimension}, which mesh {
+                        " x ".join(axes or ())
+                    } = '
                     f'{over} does not divide\nuse a mesh that does, or other model.axes'
                 )
         return _Annotated(value.shape, value.dtype, PartitionSpec(*spec))

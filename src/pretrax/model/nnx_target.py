@@ -283,7 +283,8 @@ def _arguments(target: type, options: NnxOptions, supplied: dict[str, Any]) -> d
         raise UserError(f'model.arguments: {options.target} needs {", ".join(missing)}')
     if given.get('vocab_size', supplied['vocab_size']) < supplied['vocab_size']:
         raise UserError(
-            f"model.arguments.vocab_size = {given['vocab_size']} is smaller than the tokenizer's {supplied['vocab_size']}"
+            f"model.arguments.vocab_size = {given['vocab_size']} is smaller than the tokenizer's "
+            f'{supplied["vocab_size"]}'
         )
     return given
 

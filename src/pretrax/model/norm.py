@@ -32,8 +32,8 @@ def qk_norm(
 ) -> num['B/r/d/e L/c H/t D']:
     """The norm of queries or keys: of each head, or of all heads together. LayerNorm has no bias here.
 
-    Of each head: Dehghani et al. 2023, arXiv:2302.05442, section 2.1. Of all heads: OLMo Team 2025, arXiv:2501.00656, section 3.
-    l2, of each head: RMSNorm without a scale, as in the released code of Llama 4.
+    Of each head: Dehghani et al. 2023, arXiv:2302.05442, section 2.1. Of all heads: OLMo Team 2025, arXiv:2501.00656,
+    section 3. l2, of each head: RMSNorm without a scale, as in the released code of Llama 4.
 
     Args:
         x: queries or keys.

@@ -1,8 +1,8 @@
 """The number format of each product with a weight: eight bits or the compute dtype.
 
 A product is named by its layer and its weight, such as '0.q' and '11.down'. The first and the last layer are also named
-'first' and 'last'. The product with the unembedding is 'head'. A pattern without a dot means a weight in every layer. The
-product with a router is always in f32.
+'first' and 'last'. The product with the unembedding is 'head'. A pattern without a dot means a weight in every layer.
+The product with a router is always in f32.
 """
 
 import dataclasses
@@ -71,7 +71,9 @@ class Numerics:
         return Formats({'head': self.head}, seed)['head']
 
     def seeds(self, key: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
-        """A seed for each layer, u32[layers, 2], and for the head, u32[2]. None if nothing is rounded stochastically."""
+        """A seed for each layer, u32[layers, 2], and for the head, u32[2]. None if nothing is rounded
+        stochastically.
+        """
         if key is None or not self.draws:
             return None, None
         seeds = jax.random.bits(key, (len(self.blocks) + 1, 2), jnp.uint32)
@@ -135,7 +137,8 @@ def choose_numerics(
     numerics = Numerics(wanted, blocks, kind(None, 'head'))
     if wanted not in {numerics.head, *(one for block in blocks for one in block.values())}:
         raise UserError(
-            f'precision.matmul={wanted}: precision.exempt exempts every product ({", ".join(exempt)}; {n_layers} layers)\n'
+            f'precision.matmul={wanted}: precision.exempt exempts every product ({", ".join(exempt)}; {n_layers} '
+            'layers)\n'
             "exempt fewer, such as precision.exempt='[head]', or use precision.matmul=compute"
         )
     _check_stages(numerics, mesh)
@@ -208,5 +211,6 @@ def fast_path(kind: Kind, platform: str, device_kind: str) -> str:
 # On 'platform kind', as JAX names devices (scale/devices.py)
 _HAVE_UNITS = {
     'int8': r'^tpu ',
-    'fp8': r'^(cuda|gpu) NVIDIA .*(\bH[12]00|\bH[28]0\b|GH200|\bB[123]00|\bGB[123]|\bL4\b|\bL40|RTX [45]0\d\d|Ada)|^tpu TPU7',
+    'fp8': r'^(cuda|gpu) NVIDIA .*(\bH[12]00|\bH[28]0\b|GH200|\bB[123]00|\bGB[123]|\bL4\b|\bL40|RTX '
+    r'[45]0\d\d|Ada)|^tpu TPU7',
 }

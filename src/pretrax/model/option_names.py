@@ -1,7 +1,7 @@
 """The names that pretrax 0.1 had for the decoder's options, whose section `model:` was flat. No JAX here.
 
-A configuration writes `model.attention.window`, or in dotted tables 'attention.window'. Version 0.1 wrote `model.window`.
-`RENAMED` has every name that differs.
+A configuration writes `model.attention.window`, or in dotted tables 'attention.window'. Version 0.1 wrote
+`model.window`. `RENAMED` has every name that differs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,8 @@ _TO_SECTIONS: dict[str, dict[str, str]] = {
         'residual_multiplier': 'residual_multiplier', 'residual_dropout': 'dropout',
     },
     'attention': {
-        **{name: name for name in _OF_ATTENTION}, 'attention_temperature': 'temperature', 'attention_softcap': 'softcap',
+        **{name: name for name in _OF_ATTENTION}, 'attention_temperature': 'temperature',
+        'attention_softcap': 'softcap',
         'attention_sinks': 'sinks', 'attention_gate': 'gate', 'attention_dropout': 'dropout', 'attention': 'kernel',
     },
     'attention.latent': {name: name for name in _LATENT},
@@ -29,19 +30,22 @@ _TO_SECTIONS: dict[str, dict[str, str]] = {
         'nope_every': 'nope_every', 'nope_global': 'nope_global',
     },
     'recurrent': {
-        'linear_heads': 'n_heads', 'linear_key_heads': 'n_key_heads', 'linear_d_head': 'd_head', 'linear_d_key': 'd_key',
+        'linear_heads': 'n_heads', 'linear_key_heads': 'n_key_heads', 'linear_d_head': 'd_head',
+        'linear_d_key': 'd_key',
         'conv_width': 'conv_width', 'conv_bias': 'conv_bias',
     },
     'feed_forward': {
         'd_ff': 'd_ff', 'activation': 'activation', 'swiglu_limit': 'swiglu_limit', 'mlp_bias': 'bias',
     },
     'embedding': {
-        'tied': 'tied', 'scale_embedding': 'scale', 'embedding_multiplier': 'multiplier', 'embedding_dropout': 'dropout',
+        'tied': 'tied', 'scale_embedding': 'scale', 'embedding_multiplier': 'multiplier',
+        'embedding_dropout': 'dropout',
     },
     'head': {'unembed_bias': 'bias', 'final_softcap': 'softcap', 'logit_multiplier': 'multiplier'},
     'experts': {**{name: name for name in _OF_EXPERTS}, 'expert_every': 'every'},
     'experts.router': {
-        'router_scores': 'scores', 'router_bias': 'bias', 'router_bias_rate': 'bias_rate', 'n_expert_groups': 'n_groups',
+        'router_scores': 'scores', 'router_bias': 'bias', 'router_bias_rate': 'bias_rate',
+        'n_expert_groups': 'n_groups',
         'groups_per_token': 'groups_per_token', 'group_scores': 'group_scores', 'normalize_router': 'normalize',
         'router_scale': 'scale', 'weigh_inputs': 'weigh_inputs', 'balance_loss': 'balance_loss',
         'balance_over': 'balance_over', 'router_z_loss': 'z_loss',
@@ -58,7 +62,8 @@ RENAMED = {name: f'{section}.{key}' for section, names in _TO_SECTIONS.items() f
 def is_former(name: str, value: Any) -> bool:
     """Whether a key of `model:` with this value is one of pretrax 0.1.
 
-    `attention`, `norm` and `init` were options, and are sections now. A mapping is a section; anything else is the option.
+    `attention`, `norm` and `init` were options, and are sections now. A mapping is a section; anything else is the
+    option.
     """
     return name in RENAMED and not (name in SECTIONS and isinstance(value, Mapping))
 
@@ -77,7 +82,9 @@ def nest(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dotted(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the section `model:` by dotted key: the inverse of `nest`. `latent: null` is `latent.kv_rank: 0`."""
+    """The options of the section `model:` by dotted key: the inverse of `nest`. `latent: null` is `latent.kv_rank:
+    0`.
+    """
     options = dict(_paths(section, ''))
     if options.get('attention.latent', 0) is None:
         del options['attention.latent']

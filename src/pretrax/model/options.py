@@ -1,7 +1,7 @@
 """The options of the decoder: the keys that the section `model:` of a configuration may write. No JAX here.
 
-An option that is left out comes from the preset (presets.yaml), then from the family (families.py). `architecture.resolve`
-gives every option a value.
+An option that is left out comes from the preset (presets.yaml), then from the family (families.py).
+`architecture.resolve` gives every option a value.
 """
 
 from collections.abc import Mapping
@@ -99,12 +99,15 @@ class BlockOptions(Section):
         default=None,
         ge=0,
         lt=1,
-        description='share that training drops of what attention and feed-forward add to the residual stream (default: model.dropout)',
+        description='share that training drops of what attention and feed-forward add to the residual stream '
+        '(default: model.dropout)',
     )
 
 
 class LatentOptions(Section):
-    """Latent attention: keys and values, and queries, are projected through narrow latents (multi-head latent attention)."""
+    """Latent attention: keys and values, and queries, are projected through narrow latents (multi-head latent
+    attention).
+    """
 
     kv_rank: Choice[int] = Field(
         default=None,
@@ -283,7 +286,8 @@ class RouterOptions(Section):
     bias_rate: Choice[float] = Field(
         default=None,
         ge=0,
-        description='with bias: how far each step moves the biases, up if an expert has less than an even load (default 0.001)',
+        description='with bias: how far each step moves the biases, up if an expert has less than an even load '
+        '(default 0.001)',
     )
     n_groups: Choice[int] = Field(default=None, gt=0, description='groups of neighboring experts (default 1: none)')
     groups_per_token: Choice[int] = Field(
@@ -356,7 +360,8 @@ class InitOptions(Section):
 
     kind: Choice[Literal['scaled', 'normal', 'truncated', 'xavier']] = Field(
         default=None,
-        description='how weights are drawn: normal; scaled: projections into the residual stream by depth; truncated at 3 '
+        description='how weights are drawn: normal; scaled: projections into the residual stream by depth; truncated '
+        'at 3 '
         'standard deviations; xavier (default scaled)',
     )
     std: float = Field(default=0.02, gt=0, description='standard deviation of the initial weights')
@@ -386,14 +391,16 @@ class _PublishedOptions(Section):
     bias: Choice[bool] = Field(default=None, description='biases on every linear layer and norm')
     mup: Mup | None = Field(
         default=None,
-        description='initial values, multipliers and learning rates follow the width (muP), so that a learning rate found '
+        description='initial values, multipliers and learning rates follow the width (muP), so that a learning rate '
+        'found '
         'for a narrow model fits wider ones (default: they do not)',
     )
     dropout: float = Field(
         default=0.0,
         ge=0,
         lt=1,
-        description='share of the numbers that training drops, where attention.dropout, block.dropout or embedding.dropout is null',
+        description='share of the numbers that training drops, where attention.dropout, block.dropout or '
+        'embedding.dropout is null',
     )
 
 
@@ -445,7 +452,8 @@ class _ExecutionOptions(Section):
         Literal['all', 'none', 'attention', 'dots', 'full']
         | dict[Literal['input', *SAVED_NAMES], Literal['keep', 'recompute', 'offload']]
     ) = Field(
-        default='all', description='activations for the backward pass: all, a list of names (none, attention, dots, full), or '
+        default='all', description='activations for the backward pass: all, a list of names (none, attention, dots, '
+        'full), or '
         'keep, recompute or offload by name (others: recompute)'
     )  # fmt: skip
     loss_chunks: int = Field(
@@ -456,7 +464,8 @@ class _ExecutionOptions(Section):
     batch_parts: int = Field(
         default=1,
         gt=0,
-        description="parts of a device's sequences in a layer; communication over t of one runs beside the products of another",
+        description="parts of a device's sequences in a layer; communication over t of one runs beside the products "
+        'of another',
     )
     pipeline: PipelineOptions = Field(default=PipelineOptions(), description='pipeline stages, which mesh.p counts')
 

@@ -1,7 +1,7 @@
 """The loss of a decoder in pipeline stages, and its gradient in the schedule 1f1b (pipeline_schedule.py).
 
-Every stage has the embedding and the unembedding. All stages embed all micro-batches: a lookup costs less than sending the
-result. The large products with the vocabulary are sharded over p.
+Every stage has the embedding and the unembedding. All stages embed all micro-batches: a lookup costs less than sending
+the result. The large products with the vocabulary are sharded over p.
 
 Letters: N micro-batches, B batch, L length, M d_model.
 """
@@ -101,9 +101,9 @@ class Stages(NamedTuple):
     def sums(self, kept: Mapping[str, Choice] | None) -> tuple[dict[str, f32['']], PyTree]:
         """The numerators of the batch, and the sums of every layer; the same on all stages.
 
-        Each stage computes the loss of its share of the micro-batches. They run one micro-batch at a time, and again in the
-        backward pass, so the logits of one exist at a time. `kept` is what the backward pass keeps of each stage and
-        micro-batch besides the input; None: everything.
+        Each stage computes the loss of its share of the micro-batches. They run one micro-batch at a time, and again in
+        the backward pass, so the logits of one exist at a time. `kept` is what the backward pass keeps of each stage
+        and micro-batch besides the input; None: everything.
         """
         batches, schedule = self.micro_batches(), self.schedule
         with independent('p'):
@@ -122,13 +122,13 @@ class Stages(NamedTuple):
     ) -> tuple[tuple[Ends, Layer], dict[str, f32['']], PyTree]:
         """The gradient of the loss in the schedule 1f1b, and the results of `sums`.
 
-        A chunk keeps its input, and runs forward again in its backward pass. Each stage computes the loss of its share of the
-        tokens of the micro-batch that leaves the last layer. Gradients are summed in f32, as accumulation does. With several
-        rounds a stage needs a copy of the weights of its chunks, whose matrices have the compute dtype.
+        A chunk keeps its input, and runs forward again in its backward pass. Each stage computes the loss of its share
+        of the tokens of the micro-batch that leaves the last layer. Gradients are summed in f32, as accumulation does.
+        With several rounds a stage needs a copy of the weights of its chunks, whose matrices have the compute dtype.
 
         Args:
-            loss_of: this device's part of the loss, from the numerators and the sums of some layers. It is linear, so its
-                gradient is known before their values.
+            loss_of: this device's part of the loss, from the numerators and the sums of some layers. It is linear, so
+                its gradient is known before their values.
         """
         with independent('p'):
             rounds = self.schedule.rounds
@@ -161,8 +161,8 @@ class _Carry(NamedTuple):
 class _OneForwardOneBackward:
     """The ticks of 1f1b on a stage.
 
-    At the end of every tick, each stage sends its result to the next one, and the gradient of its input to the one before. All
-    stages run the same program; an idle stage computes too, and its results do not count.
+    At the end of every tick, each stage sends its result to the next one, and the gradient of its input to the one
+    before. All stages run the same program; an idle stage computes too, and its results do not count.
     """
 
     def __init__(self, stages: Stages, chunks: Layer, zeros: Layer, loss_of: Callable[..., f32['']]):
@@ -227,7 +227,9 @@ class _OneForwardOneBackward:
         return out, carry._replace(inputs=inputs, layer_sums=sums)
 
     def _loss(self, carry: _Carry, out: num['B/r/d/e L/c/t M'], now: i32['']) -> _Carry:
-        """Adds the loss of the micro-batch that leaves the last layer, if one does; its gradient returns to the last stage."""
+        """Adds the loss of the micro-batch that leaves the last layer, if one does; its gradient returns to the last
+        stage.
+        """
         leaves, round_, number = self._work(self.schedule.forward, now, self.last)
 
         def add() -> _Carry:

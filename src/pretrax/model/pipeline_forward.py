@@ -1,8 +1,8 @@
 """The forward pass of pipeline stages, and the weights and sums of their layers.
 
-At the end of every tick, each stage sends its result to the next one: one `ppermute`. JAX makes the backward pass, which is the
-transpose: the same ticks in reverse order, around the ring in the other direction. All stages run the same program. An idle
-stage computes too, on data that no loss depends on: it would have to wait for the others in any case.
+At the end of every tick, each stage sends its result to the next one: one `ppermute`. JAX makes the backward pass,
+which is the transpose: the same ticks in reverse order, around the ring in the other direction. All stages run the same
+program. An idle stage computes too, on data that no loss depends on: it would have to wait for the others in any case.
 
 Letters: N micro-batches, B batch, L length, M d_model.
 """
@@ -95,9 +95,9 @@ def pipeline(
 def chunks_of_stage(layers: Layer, rounds: int) -> Layer:
     """The layers that this stage computes in each round: arrays of [layers/p ...] -> [rounds, layers of a chunk ...].
 
-    At rest, layers are in their order for every schedule: stage s has chunks rounds s, rounds s + 1, ... With several rounds,
-    each chunk is sent once per step to the stage that computes it. This takes `rounds` turns, in each of which every stage
-    sends and receives one chunk. The gradients return the same way.
+    At rest, layers are in their order for every schedule: stage s has chunks rounds s, rounds s + 1, ... With several
+    rounds, each chunk is sent once per step to the stage that computes it. This takes `rounds` turns, in each of which
+    every stage sends and receives one chunk. The gradients return the same way.
     """
     stages, here = axis_size('p'), axis_index('p')
     held = jax.tree.map(lambda w: w.reshape(rounds, -1, *w.shape[1:]), layers)

@@ -1,31 +1,31 @@
 """The schedules of pipeline stages: which chunk of the layers each stage computes in which tick, for which micro-batch.
 
-The stages are the devices along p. The layers are cut into stages x rounds chunks; a micro-batch goes around the ring of
-stages `rounds` times, and chunk c is on stage c % stages (Narayanan et al. 2021, arXiv:2104.04473, section 2.2: interleaved).
-With 2 stages, 2 rounds and 4 micro-batches (numbers), chunk by chunk (letters a b c d):
+The stages are the devices along p. The layers are cut into stages x rounds chunks; a micro-batch goes around the ring
+of stages `rounds` times, and chunk c is on stage c % stages (Narayanan et al. 2021, arXiv:2104.04473, section 2.2:
+interleaved). With 2 stages, 2 rounds and 4 micro-batches (numbers), chunk by chunk (letters a b c d):
 
     tick        0   1   2   3   4   5   6   7   8
     stage 0    0a  1a  0c  1c  2a  3a  2c  3c   .
     stage 1     .  0b  1b  0d  1d  2b  3b  2d  3d
 
-Micro-batches come in groups of as many as there are stages, so a result of the last stage arrives at the first one exactly
-when its next round begins, and nothing waits. The backward pass visits the chunks in reverse order and takes as many ticks.
-In each pass, each stage is idle for stages - 1 ticks; these are the bubble. Two schedules differ in when the backward pass
-begins:
+Micro-batches come in groups of as many as there are stages, so a result of the last stage arrives at the first one
+exactly when its next round begins, and nothing waits. The backward pass visits the chunks in reverse order and takes as
+many ticks. In each pass, each stage is idle for stages - 1 ticks; these are the bubble. Two schedules differ in when
+the backward pass begins:
 
 interleaved   After the forward pass. Each stage keeps what the backward pass needs of every chunk and micro-batch.
 1f1b          As soon as the first micro-batch has passed through all chunks. From then on each stage computes one chunk
-              forward and one chunk backward in each tick (one forward, one backward: section 2.2, PipeDream-flush). With 3
-              stages, 1 round and 6 micro-batches, forward/backward:
+              forward and one chunk backward in each tick (one forward, one backward: section 2.2, PipeDream-flush).
+              With 3 stages, 1 round and 6 micro-batches, forward/backward:
 
     tick        0    1    2    3    4    5    6    7    8    9
     stage 0    0/.  1/.  2/.  3/.  4/0  5/1  ./2  ./3  ./4  ./5
     stage 1    ./.  0/.  1/.  2/0  3/1  4/2  5/3  ./4  ./5  ./.
     stage 2    ./.  ./.  0/0  1/1  2/2  3/3  4/4  5/5  ./.  ./.
 
-With 1f1b, the input of the last chunk is kept for one tick, and that of each chunk before it for two ticks more: the way to
-the loss and back. So what a stage keeps depends on stages and rounds, not on the number of micro-batches. Schedulers that run
-stages out of lockstep keep about half as many inputs, but every stage then needs its own program.
+With 1f1b, the input of the last chunk is kept for one tick, and that of each chunk before it for two ticks more: the
+way to the loss and back. So what a stage keeps depends on stages and rounds, not on the number of micro-batches.
+Schedulers that run stages out of lockstep keep about half as many inputs, but every stage then needs its own program.
 """
 
 import functools
@@ -89,7 +89,9 @@ class PipelineSchedule(NamedTuple):
         return (time >= 0) & (micro_batch < self.micro_batches), round_, micro_batch
 
     def backward(self, tick: Number, stage: Number) -> Work:
-        """What a stage computes backward in a tick of 1f1b: the forward pass with the chunks in reverse order, later."""
+        """What a stage computes backward in a tick of 1f1b: the forward pass with the chunks in reverse order,
+        later.
+        """
         busy, round_, micro_batch = self.forward(tick - self.backward_starts, self.stages - 1 - stage)
         return busy, self.rounds - 1 - round_, micro_batch
 
@@ -105,8 +107,8 @@ class PipelineSchedule(NamedTuple):
 def slots(schedule: PipelineSchedule) -> np.ndarray:
     """i32[rounds, micro_batches]: where a stage keeps the input of a chunk until its backward pass in 1f1b.
 
-    The places are those of the first stage, which keeps each input longest: from the other stages it goes on later, and to
-    them its gradient returns earlier.
+    The places are those of the first stage, which keeps each input longest: from the other stages it goes on later, and
+    to them its gradient returns earlier.
     """
     table, free, n = np.zeros((schedule.rounds, schedule.micro_batches), np.int32), [], 0
     for tick in range(schedule.ticks + schedule.backward_starts):
@@ -176,7 +178,8 @@ def _no_1f1b(sizes: PipelineSchedule, arch: Architecture, tokens: int) -> str:
     """Why a model does not support 1f1b, and the fix; '' if it does."""
     if arch.experts.n_experts and arch.experts.router.balance_loss and arch.experts.router.balance_over == 'batch':
         return (
-            'its gradient needs the load of the whole batch before any backward pass (model.experts.router.balance_over=batch)\n'
+            'its gradient needs the load of the whole batch before any backward pass '
+            '(model.experts.router.balance_over=batch)\n'
             'use model.experts.router.balance_over=sequence, or model.pipeline.schedule=interleaved'
         )
     if tokens % sizes.stages:
@@ -210,7 +213,8 @@ def _check_layers(sizes: PipelineSchedule, arch: Architecture) -> None:
     chunks = f'mesh.p = {stages}' + (f' x model.pipeline.rounds = {rounds}' if rounds > 1 else '')
     why = 'does not divide them'
     if arch.n_layers % (stages * rounds) == 0:
-        why = f'leaves {arch.n_layers // (stages * rounds)} per chunk, and the chunks would have different kinds of layers'
+        each = arch.n_layers // (stages * rounds)
+        why = f'leaves {each} per chunk, and the chunks would have different kinds of layers'
     fewer = [f'model.pipeline.rounds={n}' for n in range(rounds - 1, 0, -1) if _fits(stages, n, arch)]
     fewer += [f'mesh.p={n}' for n in range(stages - 1, 0, -1) if _fits(n, rounds, arch) or n == 1]
     raise UserError(f'model.n_layers = {arch.n_layers}: {chunks} {why}\nuse {fewer[0]}')

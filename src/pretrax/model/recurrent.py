@@ -1,17 +1,17 @@
 """Layers that keep a state instead of keys and values: gated delta nets and state-space models (Mamba 2).
 
-Queries, keys and values pass through a short causal convolution. The state of a head is a matrix [D_key, D_value], which
-decays by exp(decay) at each token, decay <= 0. A delta net and a state-space model differ in what a token writes to the state
-(`delta_scan`, `state_space_scan`) and in the norm of the result. No token sees another document. `weights.Layer` names each
-weight as the papers do.
+Queries, keys and values pass through a short causal convolution. The state of a head is a matrix [D_key, D_value],
+which decays by exp(decay) at each token, decay <= 0. A delta net and a state-space model differ in what a token writes
+to the state (`delta_scan`, `state_space_scan`) and in the norm of the result. No token sees another document.
+`weights.Layer` names each weight as the papers do.
 
-Inside a chunk of tokens, products of queries and keys replace the recurrence; a loop over the chunks carries the state (Dao
-and Gu 2024, arXiv:2405.21060, section 6; Yang et al. 2024, arXiv:2406.06484, section 3.2).
+Inside a chunk of tokens, products of queries and keys replace the recurrence; a loop over the chunks carries the state
+(Dao and Gu 2024, arXiv:2405.21060, section 6; Yang et al. 2024, arXiv:2406.06484, section 3.2).
 
-Letters of layers: B batch, L length, M d_model, N_state heads, D_value head, N_key key heads, D_key key, J tokens that the
-convolution sees. Mesh axes: axes.py. t shards the heads; a sequence is on one device (c is 1).
-Letters of scans, which compute with plain arrays of one device: C tokens of a chunk, n chunks, G key heads, R heads that share
-a key, S key, W head.
+Letters of layers: B batch, L length, M d_model, N_state heads, D_value head, N_key key heads, D_key key, J tokens that
+the convolution sees. Mesh axes: axes.py. t shards the heads; a sequence is on one device (c is 1).
+Letters of scans, which compute with plain arrays of one device: C tokens of a chunk, n chunks, G key heads, R heads
+that share a key, S key, W head.
 """
 
 import functools
@@ -176,8 +176,8 @@ def state_output(
 def gated_norm(y: jax.Array, z: jax.Array, scale: jax.Array, eps: float, shared: int) -> jax.Array:
     """RMSNorm and the gate silu(z), in f32: y and z [B, L, N, W], scale [W] or [N, W].
 
-    A delta net norms each head, and gates it. A state-space model gates first, and norms the `shared` heads of a key together
-    (Dao and Gu 2024, arXiv:2405.21060, section 7.1, and the released code).
+    A delta net norms each head, and gates it. A state-space model gates first, and norms the `shared` heads of a key
+    together (Dao and Gu 2024, arXiv:2405.21060, section 7.1, and the released code).
     """
     gate, x = jax.nn.silu(z.astype(jnp.float32)), y.astype(jnp.float32)
     if scale.ndim == 1:
@@ -248,9 +248,9 @@ def delta_scan(
 ) -> tuple[f32['B L G R W'], f32['B G R S W']]:
     """y_t = q_t S_t with S_t = (I - beta_t k_t^T k_t) exp(decay_t) S_{t-1} + beta_t k_t^T v_t, in chunks.
 
-    Queries and keys have unit length; queries are divided by sqrt(S). Yang et al. 2024, arXiv:2412.06464, section 3.3: the
-    updates of a chunk, each of which depends on the ones before it, are the solution of a triangular system (the WY form).
-    The backward pass computes everything again.
+    Queries and keys have unit length; queries are divided by sqrt(S). Yang et al. 2024, arXiv:2412.06464, section 3.3:
+    the updates of a chunk, each of which depends on the ones before it, are the solution of a triangular system (the WY
+    form). The backward pass computes everything again.
 
     Args:
         q: queries.
@@ -349,7 +349,8 @@ def state_space_scan(
     segments: i32['B L'],
     state: f32['B G R S W'],
 ) -> tuple[f32['B L G R W'], f32['B G R S W']]:
-    """y_t = q_t S_t with S_t = exp(decay_t) S_{t-1} + k_t^T v_t, in chunks. Dao and Gu 2024, arXiv:2405.21060, section 6.
+    """y_t = q_t S_t with S_t = exp(decay_t) S_{t-1} + k_t^T v_t, in chunks. Dao and Gu 2024, arXiv:2405.21060, section
+    6.
 
     q, k, v and decay are C, B, dt x and dt A of the paper. The backward pass computes everything again.
 

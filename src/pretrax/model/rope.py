@@ -27,7 +27,8 @@ def tempered(
 ) -> num['B/r/d/e L/c H/t D']:
     """Queries of layers without positions, times a number that grows with the position.
 
-    Nakanishi 2025, arXiv:2501.19399, section 3; with steps of `temperature_length` tokens, as in the released code of Llama 4.
+    Nakanishi 2025, arXiv:2501.19399, section 3; with steps of `temperature_length` tokens, as in the released code of
+    Llama 4.
     """
     if kind.rope_base is not None or not arch.attention.temperature:
         return q
@@ -56,10 +57,11 @@ def _scaled(frequency: f32['half'], base: float, scaling: RopeScaling, columns: 
     """Frequencies for contexts that are longer by `factor`.
 
     linear: all frequencies are divided by it (Chen et al. 2023, arXiv:2306.15595, eq. 3). llama3: frequencies that turn
-    fewer than low_freq_factor times in the original length are divided by it, those that turn more than high_freq_factor
-    times are unchanged, and between them the two are interpolated (the released code of Llama 3.1). yarn: the same, with
-    a ramp over the dimensions (Peng et al. 2023, arXiv:2309.00071, section 3.2, and the released code). longrope: each
-    frequency has a divisor of its own, which depends on the length of the sequence (Ding et al. 2024, arXiv:2402.13753).
+    fewer than low_freq_factor times in the original length are divided by it, those that turn more than
+    high_freq_factor times are unchanged, and between them the two are interpolated (the released code of Llama 3.1).
+    yarn: the same, with a ramp over the dimensions (Peng et al. 2023, arXiv:2309.00071, section 3.2, and the released
+    code). longrope: each frequency has a divisor of its own, which depends on the length of the sequence (Ding et al.
+    2024, arXiv:2402.13753).
     """
     half = frequency.shape[0]
     if scaling.kind == 'linear':

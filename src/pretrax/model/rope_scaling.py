@@ -56,8 +56,8 @@ class RopeScaling(BaseModel):
     def amplitude(self) -> float:
         """What queries and keys are multiplied by.
 
-        yarn: Peng et al. 2023, arXiv:2309.00071, section 3.4; with mscale and mscale_all_dim, the quotient in the released
-        code of DeepSeek-V2. longrope: Ding et al. 2024, arXiv:2402.13753, and the released code of Phi-3.
+        yarn: Peng et al. 2023, arXiv:2309.00071, section 3.4; with mscale and mscale_all_dim, the quotient in the
+        released code of DeepSeek-V2. longrope: Ding et al. 2024, arXiv:2402.13753, and the released code of Phi-3.
         """
         if self.kind not in ('yarn', 'longrope'):
             return 1.0
@@ -100,7 +100,10 @@ class RopeScaling(BaseModel):
     def describe(self, length: int) -> str:
         """longrope: which factors apply to sequences of this many tokens, for the start-up report."""
         which, how = ('long', 'exceed') if length > self.original_length else ('short', 'do not exceed')
-        return f'longrope with the {which} factors (sequences of {length} tokens {how} original_length, {self.original_length})'
+        return (
+            f'longrope with the {which} factors (sequences of {length} tokens {how} original_length, '
+            f'{self.original_length})'
+        )
 
     def __str__(self) -> str:
         return f'{self.kind} x{self.factor:g}'

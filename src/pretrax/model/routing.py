@@ -1,7 +1,8 @@
 """The router: how it chooses experts, its losses and its biases, for an even load and small logits, and its metrics.
 
-Letters: B batch, L length, E experts, X experts per token. A token counts if a target at or after it in its row counts: no
-counted target ever sees later tokens, such as padding. Whether its own target counts does not matter (it does not in a prompt).
+Letters: B batch, L length, E experts, X experts per token. A token counts if a target at or after it in its row counts:
+no counted target ever sees later tokens, such as padding. Whether its own target counts does not matter (it does not in
+a prompt).
 """
 
 import dataclasses
@@ -33,8 +34,8 @@ def choose_experts(
     """The weights and numbers of the experts with the highest scores for each token.
 
     A normalized softmax equals one over the chosen experts, as Mixtral's paper writes it (Jiang et al. 2024,
-    arXiv:2401.04088, section 2.1). Sigmoid scores, `bias` and groups: DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2. The
-    bias affects only the choice (Wang et al. 2024, arXiv:2408.15664, section 3).
+    arXiv:2401.04088, section 2.1). Sigmoid scores, `bias` and groups: DeepSeek-AI 2024, arXiv:2412.19437, section
+    2.1.2. The bias affects only the choice (Wang et al. 2024, arXiv:2408.15664, section 3).
     """
     scores = jax.nn.softmax(logits) if arch.experts.router.scores == 'softmax' else jax.nn.sigmoid(logits)
     choice = jax.lax.stop_gradient(scores if bias is None else scores + bias)
@@ -113,10 +114,11 @@ def routing_terms(
 ) -> LossTerms:
     """The router's terms of the loss, from the stacked sums of all layers, and a table for `routing_metrics`.
 
-    Over 'sequence', the load is balanced in each sequence: a sum over sequences, so it is the same on any mesh and for any
-    accumulation (DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2). Over 'batch', it is the loss of Hugging Face's Mixtral:
-    shares and probabilities of the experts over all layers and tokens (Fedus et al. 2021, arXiv:2101.03961, eq. 4, for more
-    experts than one). `whole_load` is the `load` of the whole step, summed over the mesh; None: of this batch. z-loss: Zoph et al. 2022, arXiv:2202.08906, eq. 5.
+    Over 'sequence', the load is balanced in each sequence: a sum over sequences, so it is the same on any mesh and for
+    any accumulation (DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2). Over 'batch', it is the loss of Hugging Face's
+    Mixtral: shares and probabilities of the experts over all layers and tokens (Fedus et al. 2021, arXiv:2101.03961,
+    eq. 4, for more experts than one). `whole_load` is the `load` of the whole step, summed over the mesh; None: of this
+    batch. z-loss: Zoph et al. 2022, arXiv:2202.08906, eq. 5.
     """
     count, terms = routing_denominators(batch, columns, arch), {}
     if arch.experts.router.balance_loss and arch.experts.router.balance_over == 'sequence':
@@ -174,7 +176,8 @@ def describe_routing(arch: Architecture, grouped: str) -> str:
         parts.append(f'a shared expert of width {arch.experts.d_shared}' + ', gated' * arch.experts.shared_gate)
     if arch.experts.router.n_groups > 1:
         parts.append(
-            f'from {arch.experts.router.groups_per_token} of {arch.experts.router.n_groups} groups ({arch.experts.router.group_scores})'
+            f'from {arch.experts.router.groups_per_token} of {arch.experts.router.n_groups} groups '
+            f'({arch.experts.router.group_scores})'
         )
     weights = 'normalized' if arch.experts.router.normalize else 'not normalized'
     times = f', times {arch.experts.router.scale:g}' if arch.experts.router.scale != 1 else ''
@@ -188,7 +191,8 @@ def describe_routing(arch: Architecture, grouped: str) -> str:
     if arch.experts.router.bias:
         parts.append(f'balanced by biases, {arch.experts.router.bias_rate:g} a step')
     if arch.experts.router.balance_loss:
-        parts.append(f'balanced over each {arch.experts.router.balance_over}' if arch.experts.router.balance_over == 'sequence' else
+        parts.append(f'balanced over each '
+        f'{arch.experts.router.balance_over}' if arch.experts.router.balance_over == 'sequence' else
                      'balanced over the batch (several micro-batches cost one more forward pass)')  # fmt: skip
     return '; '.join(parts)
 
@@ -196,8 +200,8 @@ def describe_routing(arch: Architecture, grouped: str) -> str:
 def routing_metrics(table: f32['layers columns'], arch: Architecture) -> dict[str, f32['']]:
     """How evenly the experts were used, from the table of `routing_terms`, summed over a step.
 
-    A load is relative to an even share: 1 is even, 0 is an expert that no token chose. The entropy of the shares is relative to
-    that of even shares, and averaged over layers.
+    A load is relative to an even share: 1 is even, 0 is an expert that no token chose. The entropy of the shares is
+    relative to that of even shares, and averaged over layers.
     """
     tokens, dropped = table[:, :-1], table[:, -1]
     share = tokens / jnp.sum(tokens, axis=1, keepdims=True)

@@ -17,8 +17,8 @@ class Segment(NamedTuple):
 def segments(layers: Sequence[Any]) -> list[Segment]:
     """Cuts layers into segments. Layers of the same kind compare equal.
 
-    At each start, the cycle whose repetitions cover the most layers is taken; of several, the shortest. Layers in a row that
-    start no repetition form one segment, with one cycle.
+    At each start, the cycle whose repetitions cover the most layers is taken; of several, the shortest. Layers in a row
+    that start no repetition form one segment, with one cycle.
     """
     found: list[Segment] = []
     start = 0
@@ -60,7 +60,9 @@ class Stack:
         return {name: w[self._before(i, name)] for name, w in self.weights.items() if self.kinds[i].has(name)}
 
     def cycles(self, segment: Segment) -> dict[str, Any]:
-        """The weights of a segment: [cycles, ...], or [cycles, layers of a cycle that have it, ...] if a cycle has several."""
+        """The weights of a segment: [cycles, ...], or [cycles, layers of a cycle that have it, ...] if a cycle has
+        several.
+        """
         start, length, repeats = segment
         parts = {}
         for name, w in self.weights.items():

@@ -3,8 +3,8 @@
 It calls the parts of `transformer.block`, and reads their results. Training does not: its program is the same with and
 without statistics.
 
-Letters: B batch, L length, M d_model, H query heads, K key/value heads, G query heads per key/value head, D head, S keys,
-F feed-forward, E experts, N micro-batches.
+Letters: B batch, L length, M d_model, H query heads, K key/value heads, G query heads per key/value head, D head, S
+keys, F feed-forward, E experts, N micro-batches.
 
 A token counts if a target at or after it in its row counts (`routing.counted`), so padding does not.
 """
@@ -187,9 +187,10 @@ def attention_of_sample(
 ) -> tuple[f32['H/t'], f32[''], f32['H/t']]:
     """The entropy of attention summed over sampled queries, their number, and the largest score, before any soft cap.
 
-    Kernels keep no probabilities, so they are computed again, in plain XLA, for the last query of each of about `QUERIES`
-    equal parts of a sequence. Entropy in nats: Zhai et al. 2023, arXiv:2303.06296, section 3. The largest score: Dehghani
-    et al. 2023, arXiv:2302.05442, section 2.1. A sink counts as a key in the entropy, but not in the largest score.
+    Kernels keep no probabilities, so they are computed again, in plain XLA, for the last query of each of about
+    `QUERIES` equal parts of a sequence. Entropy in nats: Zhai et al. 2023, arXiv:2303.06296, section 3. The largest
+    score: Dehghani et al. 2023, arXiv:2302.05442, section 2.1. A sink counts as a key in the entropy, but not in the
+    largest score.
     """
     stride = _stride(q.shape[1], axis_size('c'))
     sample = slice(stride - 1, None, stride)
@@ -225,8 +226,8 @@ def _stride(length: int, c: int) -> int:
 def active_units(h: num['B/r/d/e L/c/t M'], w: Layer, counts: bool_['B/r/d/e L/c'], layer: LayerSpec) -> f32['F/t']:
     """For how many tokens the input of a unit's activation function is above zero.
 
-    A unit that is never active is dead: a ReLU would give zero for every token (Lu et al. 2019, arXiv:1903.06733; Voita et
-    al. 2023, arXiv:2309.04827, section 3), and GELU and SiLU only small negative values. The product is the one that
+    A unit that is never active is dead: a ReLU would give zero for every token (Lu et al. 2019, arXiv:1903.06733; Voita
+    et al. 2023, arXiv:2309.04827, section 3), and GELU and SiLU only small negative values. The product is the one that
     `mlp.feed_forward` computes: XLA computes it once.
     """
     name = 'gate' if layer.arch.gated else 'up'

@@ -1,12 +1,12 @@
 """The decoder of every family: mathematics, memory, sharding and communication of the forward pass.
 
 Letters: B batch, L length, M d_model, V vocabulary.
-Mesh axes (axes.py): r, d and e shard the batch, c the sequence, t heads, feed-forward and vocabulary, p the layers; d also
-shards every matrix at rest. Between blocks the sequence is sharded over t too (Korthikanti et al. 2022, arXiv:2205.05198,
-section 4.2.2).
+Mesh axes (axes.py): r, d and e shard the batch, c the sequence, t heads, feed-forward and vocabulary, p the layers; d
+also shards every matrix at rest. Between blocks the sequence is sharded over t too (Korthikanti et al. 2022,
+arXiv:2205.05198, section 4.2.2).
 
-A weight is gathered over d where it is used, and sent in the compute dtype. The transpose of the gather sums its gradient
-in f32, or in `plan.sums`.
+A weight is gathered over d where it is used, and sent in the compute dtype. The transpose of the gather sums its
+gradient in f32, or in `plan.sums`.
 """
 
 import functools
@@ -33,7 +33,8 @@ from pretrax.model.routing import Routed, adjust, counted, load, routing_denomin
 from pretrax.model.weights import Ends, Layer, Weights, abstract_weights, init_weights
 from pretrax.shardlib import drop_axes, f32, i32, key, num, save, typechecked, u32
 
-# The mixer or the feed-forward of a layer: its input, the weights, the tokens, the layer -> what it adds to the residual stream
+# The mixer or the feed-forward of a layer: its input, the weights, the tokens, the layer -> what it adds to the
+# residual stream
 type Part[Result] = Callable[[jax.Array, Layer, Tokens, LayerSpec], Result]
 
 
@@ -46,10 +47,11 @@ def block(
     mixer: Part[jax.Array] = mixer,
     mlp: Part[tuple[jax.Array, Routed | None]] = mlp,
 ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
-    """One layer, and the statistics of its router, if it has experts. Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
+    """One layer, and the statistics of its router, if it has experts. Vaswani et al. 2017, arXiv:1706.03762, section
+    3.1.
 
-    Norms come before each part (Xiong et al. 2020, arXiv:2002.04745); some families have them after it too, or only there.
-    In a parallel block (Wang and Komatsuzaki 2021, GPT-J) attention and the feed-forward have the same input.
+    Norms come before each part (Xiong et al. 2020, arXiv:2002.04745); some families have them after it too, or only
+    there. In a parallel block (Wang and Komatsuzaki 2021, GPT-J) attention and the feed-forward have the same input.
     """
     arch, scale = layer.arch, layer.arch.block.residual_multiplier
     h: num['B/r/d/e L/c/t M'] = norm(x, w.norm1, w.norm1_bias, arch)
@@ -108,7 +110,8 @@ class Transformer(Model):
         chunk: i32[''] | None = None,
         kept: Collection[int] = (),
     ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None, num['kept B/r/d/e L/c/t M'] | None]:
-        """The hidden states after the last layer, the statistics of the routers, and the states after the layers `kept`.
+        """The hidden states after the last layer, the statistics of the routers, and the states after the layers
+        `kept`.
 
         Args:
             layers: stacked weights: of the whole decoder, or of one pipeline stage.

@@ -1,8 +1,9 @@
 """Products with weights that are kept in int8, for inference. Every output channel has a scale.
 
-A CPU multiplies int8 by int8. Activations are rounded to 16 bits, for each token relative to its largest value, and multiplied
-as two halves of 8 bits, whose sums are exact. So the only error that counts is that of the weights. Converting the weights to
-f32 instead would write four times the bytes that are read; other hardware converts them as it multiplies.
+A CPU multiplies int8 by int8. Activations are rounded to 16 bits, for each token relative to its largest value, and
+multiplied as two halves of 8 bits, whose sums are exact. So the only error that counts is that of the weights.
+Converting the weights to f32 instead would write four times the bytes that are read; other hardware converts them as it
+multiplies.
 """
 
 import functools

@@ -3,8 +3,9 @@
 Letters: V vocabulary, M d_model, P positions, H query heads, K key/value heads, D head, F feed-forward, E experts,
 F_expert feed-forward of an expert, F_shared of the shared expert; of delta nets and state-space models: N_state
 heads, D_value head, N_key key heads, D_key key, J tokens that the convolution sees.
-Matrices are sharded at rest over `d`, over `t` if tensor parallelism splits them, and over `e` if each expert has one. Vectors
-are replicated. Training keeps every weight in f32; inference multiplies by matrices of other dtypes (infer/weights.py).
+Matrices are sharded at rest over `d`, over `t` if tensor parallelism splits them, and over `e` if each expert has one.
+Vectors are replicated. Training keeps every weight in f32; inference multiplies by matrices of other dtypes
+(infer/weights.py).
 """
 
 import dataclasses
@@ -26,8 +27,8 @@ from pretrax.shardlib import Array, f32, make_abstract, num, pytree_dataclass
 class Layer:
     """One layer. Weights that a family or this kind of layer does not have are None.
 
-    `up` and `down` are the feed-forward of a dense layer. A mixture of experts has a `router`, the feed-forward of each expert,
-    and in some families a shared expert, which every token uses, times sigmoid(token . shared_mix).
+    `up` and `down` are the feed-forward of a dense layer. A mixture of experts has a `router`, the feed-forward of each
+    expert, and in some families a shared expert, which every token uses, times sigmoid(token . shared_mix).
     """
 
     norm1: f32['M'] | None
@@ -53,8 +54,8 @@ class Layer:
     q_full_norm: f32['H/t D'] | None  # of all heads together, or of each head with a scale of its own
     k_full_norm: f32['K/t D'] | None
     o_gate: num['M/d H/t D'] | None
-    # Of delta nets and state-space models (linear_attention.py). In Mamba 2, arXiv:2405.21060, queries, keys and values are C, B
-    # and x. Its code has z, x, B, C and dt in one matrix, in_proj, and the three convolutions in one, conv1d.
+    # Of delta nets and state-space models (linear_attention.py). In Mamba 2, arXiv:2405.21060, queries, keys and values
+    # are C, B and x. Its code has z, x, B, C and dt in one matrix, in_proj, and the three convolutions in one, conv1d.
     linear_q: num['M/d N_key/t D_key'] | None  # Mamba 2: C, in N_key groups of the state size D_key
     linear_k: num['M/d N_key/t D_key'] | None  # B
     linear_v: num['M/d N_state/t D_value'] | None  # x
@@ -108,7 +109,8 @@ BUFFERS = ('layers.router_bias', 'multi_token.layer.router_bias')
 class MultiToken:
     """A module of multi-token prediction (multi_token.py). Its layer has the kind of the decoder's last layer.
 
-    A decoder without modules has one in which every weight is None, since a part that is None has no types for `shard_map`.
+    A decoder without modules has one in which every weight is None, since a part that is None has no types for
+    `shard_map`.
     """
 
     embedding_norm: f32['M'] | None
@@ -121,7 +123,8 @@ class MultiToken:
 
 @pytree_dataclass
 class Weights:
-    """The decoder. `positions` exists if positions are learned, `unembed` if the family does not tie it to the embedding.
+    """The decoder. `positions` exists if positions are learned, `unembed` if the family does not tie it to the
+    embedding.
 
     The leading dimension of a weight of `layers` counts the layers that have it (`LayerKind.has`), that of a weight of
     `multi_token` the modules.
@@ -135,13 +138,16 @@ class Weights:
     unembed: num['V/t M/d'] | None
     unembed_bias: f32['V/t'] | None
     multi_token: Array['_', MultiToken] | None
-    # Of a student in training, if its teacher is wider or narrower (distill/hidden_states.py). No other reader of a checkpoint gets it.
+    # Of a student in training, if its teacher is wider or narrower (distill/hidden_states.py). No other reader of a
+    # checkpoint gets it.
     hidden_projection: num['pairs M/d M_teacher'] | None = None
 
 
 @pytree_dataclass
 class Ends:
-    """The weights before and after the layers, with the tables of the vocabulary gathered; one table if the family ties them."""
+    """The weights before and after the layers, with the tables of the vocabulary gathered; one table if the family ties
+    them.
+    """
 
     embedding: num['V/t M']
     positions: num['P/t M/d'] | None
@@ -217,9 +223,9 @@ def init_weights(arch: Architecture, key: jax.Array) -> Weights:
     """Initial weights: scales of norms 1, biases 0, the others normal with `init_std`, except as `init` and `mup` say.
 
     scaled: the projections into the residual stream are scaled by 1/sqrt(2 n_layers). Radford et al. 2019, section 2.3.
-    truncated: values beyond 3 standard deviations are drawn again. xavier: the matrices of the layers are uniform within
-    sqrt(6 / (inputs + outputs)), which follows the width without `mup`. Glorot and Bengio 2010, eq. 16.
-    The randomness of a weight depends only on the key and its name, so it is the same on any mesh.
+    truncated: values beyond 3 standard deviations are drawn again. xavier: the matrices of the layers are uniform
+    within sqrt(6 / (inputs + outputs)), which follows the width without `mup`. Glorot and Bengio 2010, eq. 16. The
+    randomness of a weight depends only on the key and its name, so it is the same on any mesh.
     """
     depth = arch.n_layers / (arch.mup.depth if arch.mup else 1)  # muP has a multiplier for more layers
     residual = arch.init.std / math.sqrt(2 * depth) if arch.init.kind == 'scaled' else arch.init.std
@@ -270,8 +276,8 @@ _INIT_OF_STATES: dict[str, Callable[[jax.Array, tuple[int, ...]], jax.Array]] = 
 }
 
 
-# The input and output dimensions of a layer's matrices; dimension 0 is the layers. Each expert has a matrix of its own. A
-# router is not one: each of its columns belongs to an expert, so Adam updates it.
+# The input and output dimensions of a layer's matrices; dimension 0 is the layers. Each expert has a matrix of its own.
+# A router is not one: each of its columns belongs to an expert, so Adam updates it.
 MATRICES = {
     'q': (1, (2, 3)), 'k': (1, (2, 3)), 'v': (1, (2, 3)), 'o': ((1, 2), 3), 'o_gate': (1, (2, 3)),
     'linear_q': (1, (2, 3)), 'linear_k': (1, (2, 3)), 'linear_v': (1, (2, 3)), 'linear_z': (1, (2, 3)),

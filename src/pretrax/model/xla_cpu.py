@@ -49,8 +49,8 @@ weighted_values.defvjp(_values_forward, _values_backward)
 def _sum_over_queries(a: jax.Array, x: jax.Array) -> jax.Array:
     """The sum over queries of a [B, K, G, L, S] times x [B, K, G, L, D], [B, S, K, D].
 
-    If L is even, the sum goes over two dimensions. For such a product XLA transposes `a` and multiplies in bf16; else it
-    converts both to f32 and takes three times as long.
+    If L is even, the sum goes over two dimensions. For such a product XLA transposes `a` and multiplies in bf16; else
+    it converts both to f32 and takes three times as long.
     """
     halves = 2 - a.shape[3] % 2
     a, x = (z.reshape(*z.shape[:3], halves, -1, z.shape[-1]) for z in (a, x))

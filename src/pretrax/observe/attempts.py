@@ -6,10 +6,10 @@
     {"time": 1790000061.0, "event": "ended", "why": "killed: process 1 (SIGKILL)", "code": -9, "step": 140}
     {"time": 1790000090.0, "event": "stopped", "step": 160, "why": "time limit"}
 
-A launcher writes "started", with the process ids or the names of machines, and "ended"; inside a Slurm job also "allocated",
-with its nodes and the newest checkpoint, and "released", with its exit code. The training writes "began" with its first step, "stepped"
-after that step, and at its end "finished", "stopped" or "failed" with its last step. `time` is in seconds since 1970;
-`lost` is the time at which the previous attempt was lost.
+A launcher writes "started", with the process ids or the names of machines, and "ended"; inside a Slurm job also
+"allocated", with its nodes and the newest checkpoint, and "released", with its exit code. The training writes "began"
+with its first step, "stepped" after that step, and at its end "finished", "stopped" or "failed" with its last step.
+`time` is in seconds since 1970; `lost` is the time at which the previous attempt was lost.
 """
 
 import pathlib

@@ -1,7 +1,7 @@
 """Statistics of layers: `layer_statistics.jsonl`, one JSON object for each step that was logged (`log.layers`).
 
-A value is a number, a list with a value for each layer, or a list of lists with a value for each head, expert and the like
-of a layer. A value that is not finite is null, and `nonfinite` names it, as in `metrics.jsonl`:
+A value is a number, a list with a value for each layer, or a list of lists with a value for each head, expert and the
+like of a layer. A value that is not finite is null, and `nonfinite` names it, as in `metrics.jsonl`:
 
     {"step": 100, "residual_rms": [1.1, null], "nonfinite": {"residual_rms[1]": "inf"}}
 

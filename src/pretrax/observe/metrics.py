@@ -1,8 +1,8 @@
 """Metrics of a run: `metrics.jsonl`, one JSON object per line, and trackers that receive the same numbers.
 
-The file is written first, line by line. Trackers are copies: a tracker that fails is dropped, and training continues. Every
-line is standard JSON, which has no NaN and no infinity. Such a value is written as null and named in `nonfinite`, from
-which `read_metrics` restores it:
+The file is written first, line by line. Trackers are copies: a tracker that fails is dropped, and training continues.
+Every line is standard JSON, which has no NaN and no infinity. Such a value is written as null and named in `nonfinite`,
+from which `read_metrics` restores it:
 
     {"step": 120, "loss": null, "grad_norm": 3.2, "nonfinite": {"loss": "nan"}}
 
@@ -114,7 +114,8 @@ class MetricsLog:
 
 
 def append_evaluation(directory: pathlib.Path, step: int, values: Mapping[str, float]) -> None:
-    """Appends what another process than the training has measured of a checkpoint to `evaluations.jsonl`. Raises OSError.
+    """Appends what another process than the training has measured of a checkpoint to `evaluations.jsonl`. Raises
+    OSError.
 
     Its lines have no time, since they say nothing about the time of the run.
     """

@@ -2,8 +2,8 @@
 
     step 120/300  40.0%  loss 3.1234  bpb 1.432  45.1k tok/s  mfu 12.3%  eta 0:42
 
-Only known numbers are shown: no MFU for an unknown device, no ETA before the second report. The ETA counts from the first
-report, so that it leaves out compilation; it includes evaluations and checkpoints, which will happen again.
+Only known numbers are shown: no MFU for an unknown device, no ETA before the second report. The ETA counts from the
+first report, so that it leaves out compilation; it includes evaluations and checkpoints, which will happen again.
 """
 
 import time

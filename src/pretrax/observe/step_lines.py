@@ -1,7 +1,7 @@
 """A file with one JSON object per line, each of a step, that a run appends to: `metrics.jsonl`, `samples.jsonl`.
 
-A run that continues from a checkpoint trains the steps after it again. Their lines are removed first, so that no step is in
-the file twice.
+A run that continues from a checkpoint trains the steps after it again. Their lines are removed first, so that no step
+is in the file twice.
 """
 
 import json
@@ -20,7 +20,8 @@ class StepLines:
 
     Args:
         path: the file; created with its directories if it does not exist.
-        resumed_step: the step that training continues from. Lines of later steps are removed, and an incomplete last line.
+        resumed_step: the step that training continues from. Lines of later steps are removed, and an incomplete last
+            line.
         say: receives a message for removed lines, and if the file cannot be written.
         is_record: whether a JSON object with an integer 'step' belongs there; other lines are removed.
     """
@@ -43,7 +44,8 @@ class StepLines:
         self._file = path.open('ab', buffering=0)  # a line is with the operating system when `append` returns
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Appends a line. If the disk cannot be written or the directory is gone, it stays in memory and training continues.
+        """Appends a line. If the disk cannot be written or the directory is gone, it stays in memory and training
+        continues.
 
         This is reported at first, and again each time when twice as many bytes wait.
         """

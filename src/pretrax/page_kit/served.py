@@ -17,10 +17,12 @@ def page_files(folder: Traversable, policy: str) -> dict[str, Endpoint]:
 
     Args:
         folder: the files of the page.
-        policy: what the Content-Security-Policy allows besides the server itself: "connect-src 'self' http://127.0.0.1:8001".
+        policy: what the Content-Security-Policy allows besides the server itself: "connect-src 'self'
+            http://127.0.0.1:8001".
     """
     headers = {
-        'content-security-policy': f"default-src 'self'; {policy}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+        'content-security-policy': f"default-src 'self'; {policy}; frame-ancestors 'none'; base-uri 'none'; "
+        "form-action 'none'",
         'x-content-type-options': 'nosniff',
         'referrer-policy': 'no-referrer',
         'cache-control': 'no-cache',

@@ -111,6 +111,8 @@ class Clock:
 
 
 def _seconds_since_the_first(events: list[dict[str, Any]]) -> float:
-    """Seconds from the first event until now. Where the clock was set back between two events, their time is not known."""
+    """Seconds from the first event until now. Where the clock was set back between two events, their time is not
+    known.
+    """
     times = [event['time'] for event in events] + [time.time()]
     return sum(max(0.0, later - earlier) for earlier, later in itertools.pairwise(times))

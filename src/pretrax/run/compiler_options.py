@@ -1,10 +1,12 @@
-"""The options with which XLA compiles the step of a run: chosen, changed by `compiler.options`, checked before it compiles.
+"""The options with which XLA compiles the step of a run: chosen, changed by `compiler.options`, checked before it
+compiles.
 
-`compiler.options` wins over the choice. XLA_FLAGS and LIBTPU_INIT_ARGS of the user win over the choice too: an option that
-they name is left to them. They lose against `compiler.options`, since options of a program win over flags of the process.
+`compiler.options` wins over the choice. XLA_FLAGS and LIBTPU_INIT_ARGS of the user win over the choice too: an option
+that they name is left to them. They lose against `compiler.options`, since options of a program win over flags of the
+process.
 
-XLA is asked what it knows: a program of one addition, compiled with the options for a device of the run, takes less than a
-tenth of a second once the compiler is loaded.
+XLA is asked what it knows: a program of one addition, compiled with the options for a device of the run, takes less
+than a tenth of a second once the compiler is loaded.
 """
 
 import dataclasses

@@ -31,8 +31,8 @@ def check_coordinates(
 ) -> Coordinates:
     """Trains models of several widths, and measures them.
 
-    Heads, and the feed-forward if it is configured, grow with the width. The base width is that of the configuration, or the
-    smallest one. The learning rate is constant.
+    Heads, and the feed-forward if it is configured, grow with the width. The base width is that of the configuration,
+    or the smallest one. The learning rate is constant.
 
     Args:
         config: a configuration of the decoder, of any width.

@@ -75,7 +75,8 @@ def available_devices() -> list[Any]:
     """The devices of all processes, as JAX finds them.
 
     Raises:
-        UserError: JAX finds no platform of JAX_PLATFORMS, or a run cannot be trained with a variable or a setting of JAX.
+        UserError: JAX finds no platform of JAX_PLATFORMS, or a run cannot be trained with a variable or a setting of
+            JAX.
     """
     check_variables()
     try:
@@ -123,7 +124,9 @@ def device_memory(device: Any) -> int | None:
 
 
 def memory_limit(devices: Sequence[Any]) -> int | None:
-    """Bytes of each of these devices of this machine; None: not known. The devices of a CPU share the machine's memory."""
+    """Bytes of each of these devices of this machine; None: not known. The devices of a CPU share the machine's
+    memory.
+    """
     device = devices[0]
     if device.platform == 'cpu':
         return total_memory() // len(devices)

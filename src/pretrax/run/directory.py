@@ -1,7 +1,7 @@
 """The directory of a run: on a disk, or in a bucket with a working directory on the disk.
 
-A run in a bucket writes its checkpoints there, and everything else in its working directory, from which a thread uploads
-it. Process 0 has the lock of the directory on the disk, and the lease `lock` in the bucket.
+A run in a bucket writes its checkpoints there, and everything else in its working directory, from which a thread
+uploads it. Process 0 has the lock of the directory on the disk, and the lease `lock` in the bucket.
 """
 
 import contextlib
@@ -48,7 +48,9 @@ class RunDirectory:
                 raise taken_over(self.local, lost) from None
 
     def confirm(self) -> None:
-        """Finds out by a request whether another process has taken over the run. Raises LostError, LockedError or OSError."""
+        """Finds out by a request whether another process has taken over the run. Raises LostError, LockedError or
+        OSError.
+        """
         if self.lock is not None:
             self.lock.confirm()
         if self.lease is not None:
@@ -128,7 +130,9 @@ def _open_bucket(
 
 
 def _held_lease(remote: BucketPath, seconds: float, report: Report, stack: contextlib.ExitStack) -> Lease:
-    """The lease of a run, until the stack is closed. A process that was started again tries for as long as `lock_run`."""
+    """The lease of a run, until the stack is closed. A process that was started again tries for as long as
+    `lock_run`.
+    """
     until = time.monotonic() + lock_patience()
     while True:
         lease = Lease(remote / FILE, seconds, report)

@@ -15,7 +15,9 @@ from pretrax.train.step import TrainState, Weights
 
 
 class Evaluation:
-    """The loss on `eval.batches` batches of held-out text: for each part of a mixture, and their weighted mean; and tasks."""
+    """The loss on `eval.batches` batches of held-out text: for each part of a mixture, and their weighted mean; and
+    tasks.
+    """
 
     def __init__(self, run: Run, report: Report = print):
         section = run.eval
@@ -28,7 +30,9 @@ class Evaluation:
 
     @classmethod
     def create(cls, run: Run, report: Report) -> 'Evaluation | None':
-        """The evaluation of a run; None if there is nothing to evaluate. Raises UserError for a task that does not exist."""
+        """The evaluation of a run; None if there is nothing to evaluate. Raises UserError for a task that does not
+        exist.
+        """
         section = run.eval
         if section.every and not run.source.validation_parts:
             report('eval: the data has no held-out part, so there is no validation loss')
@@ -98,13 +102,16 @@ class Evaluation:
         for part in sorted(parts - self._without_targets):
             name = f' of {part}' if part else ''
             self._report(
-                f'WARNING: eval: the first {batches} batches of the held-out text{name} have no target: it has no validation '
+                f'WARNING: eval: the first {batches} batches of the held-out text{name} have no target: it has no '
+                'validation '
                 'loss; use a longer batch.sequence_length, larger eval.batches, or another data.validation'
             )
         self._without_targets |= parts
 
     def _loss(self, weights: Weights, part: str, batches: int) -> float | None:
-        """The mean loss over the held-out targets of a part, summed on the host in double precision; None: there are none."""
+        """The mean loss over the held-out targets of a part, summed on the host in double precision; None: there are
+        none.
+        """
         sums: dict[str, tuple[float, float]] = {}
         for index in range(batches):
             terms = jax.device_get(self._terms(weights, self._run.validation(index, part)))

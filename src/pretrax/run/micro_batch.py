@@ -2,8 +2,8 @@
 
 Starts with one sequence per micro-batch and at least doubles it, always with the same batch, until tokens/s grows by
 less than `MIN_SPEEDUP` or the compiler reports that the next size does not fit. The result is kept in
-`~/.cache/pretrax/micro.json` (or in `XDG_CACHE_HOME`), one entry per device, versions and configuration. Delete the file
-to measure again.
+`~/.cache/pretrax/micro.json` (or in `XDG_CACHE_HOME`), one entry per device, versions and configuration. Delete the
+file to measure again.
 """
 
 import hashlib

@@ -38,7 +38,8 @@ class NoiseScale:
             )
         self._length = run.size.sequence_length
         self._program = LoggedProgram(
-            run, every, 'the noise scale', 'log.noise_scale', lambda: make_noise(run.recipe), lambda _: (), clock, report
+            run, every, 'the noise scale', 'log.noise_scale', lambda: make_noise(run.recipe), lambda _: (), clock,
+            report
         )  # fmt: skip
         self.rewind(description)
 

@@ -114,7 +114,10 @@ def details(run: Run, compiled: Any) -> Iterator[str]:
         yield from (f'  {size(total):>10}  {name} (the largest array {size(one)})' for name, (total, one) in named)
     if compiled is not None and compiled.memory_analysis() is not None:
         analysis = compiled.memory_analysis()
-        yield f'compiled step: arguments {size(analysis.argument_size_in_bytes)}, temporaries {size(temporaries_of(compiled))}'
+        yield (
+            f'compiled step: arguments {size(analysis.argument_size_in_bytes)}, temporaries '
+            f'{size(temporaries_of(compiled))}'
+        )
 
 
 def _other_arrays(run: Run) -> list[tuple[str, int]]:

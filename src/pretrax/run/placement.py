@@ -2,8 +2,8 @@
 
 From the outermost axis to the innermost: `r` (gradients, once per step), `p` (one activation per micro-batch), `d`
 (every weight, once or twice per pass), `e` and `c` (activations in every layer), `t` (activations, several times in
-every layer). The network between TPU slices and between hosts is the slowest, so `r` crosses them. Inside a slice, JAX's
-`mesh_utils` knows the torus.
+every layer). The network between TPU slices and between hosts is the slowest, so `r` crosses them. Inside a slice,
+JAX's `mesh_utils` knows the torus.
 """
 
 import logging
@@ -49,7 +49,9 @@ def _on_torus(devices: list[Any], shape: list[int], slices: int) -> np.ndarray:
 
 
 def describe(placed: np.ndarray) -> str:
-    """The axes that cross slices, that cross hosts, and the rest: 'r across 2 slices; d across hosts; t inside a host'."""
+    """The axes that cross slices, that cross hosts, and the rest: 'r across 2 slices; d across hosts; t inside a
+    host'.
+    """
     by_reach: dict[str, list[str]] = {}
     for dimension, axis in enumerate(AXES):
         if placed.shape[dimension] > 1:

@@ -1,7 +1,7 @@
 """Several processes that train one run: the identity of this process, and its end if it or another process fails.
 
-JAX's heartbeats notice a process that was killed, stopped or disconnected. JAX then aborts all other processes, whatever
-Python is doing there. This module turns that abort into stacks, an explanation, and exit code 75: try again.
+JAX's heartbeats notice a process that was killed, stopped or disconnected. JAX then aborts all other processes,
+whatever Python is doing there. This module turns that abort into stacks, an explanation, and exit code 75: try again.
 Starting and restarting processes is the task of `pretrax.launch`.
 """
 
@@ -40,7 +40,8 @@ _kept: list[Any] = []  # objects that native code uses until the process ends
 def join_processes(section: Processes, run_dir: AnyPath, heartbeat_seconds: int) -> None:
     """Checks variables of the environment, and joins the other processes of a run, if there are any.
 
-    A process is lost after `heartbeat_seconds` without a sign of life; the others then write their stacks in the run directory.
+    A process is lost after `heartbeat_seconds` without a sign of life; the others then write their stacks in the run
+    directory.
 
     Raises:
         UserError: the identity is incomplete or not the configured one, JAX is in use, or a variable is refused.
@@ -80,7 +81,8 @@ def join_processes(section: Processes, run_dir: AnyPath, heartbeat_seconds: int)
 class Identity:
     """Which of several processes this one is.
 
-    `coordinator`: HOST:PORT of the first; '' if there is one process. `device`: the only one that this process uses; None: all.
+    `coordinator`: HOST:PORT of the first; '' if there is one process. `device`: the only one that this process uses;
+    None: all.
     """
 
     count: int = 1
@@ -92,8 +94,9 @@ class Identity:
 def identity(section: Processes) -> Identity:
     """The identity of this process, from the first of these that has one.
 
-    `processes:` and `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`, `JAX_COORDINATOR_ADDRESS`; GKE's variables for slices of TPUs;
-    Open MPI; what JAX detects, which is Slurm and TPU VMs. Only the address may be given, for processes that others number.
+    `processes:` and `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`, `JAX_COORDINATOR_ADDRESS`; GKE's variables for slices of
+    TPUs; Open MPI; what JAX detects, which is Slurm and TPU VMs. Only the address may be given, for processes that
+    others number.
 
     Raises:
         UserError: a part is missing or not a number.
@@ -143,7 +146,8 @@ def _meet(this: Identity, hosts: Sequence[str]) -> None:
     if lost:
         raise UnavailableError(
             f'process {this.index} of {this.count}: {lost}\n'
-            'look at its output: was it started, and can it reach the others? pretrax doctor, started in the same way, finds out'
+            'look at its output: was it started, and can it reach the others? pretrax doctor, started in the same '
+            'way, finds out'
         )
 
 
@@ -156,7 +160,8 @@ def _detected() -> tuple[int, int, str, int | None] | None:
         return detected_identity()
     except OSError as error:
         print(
-            f'WARNING: this machine has TPUs, but no metadata server answers ({first_line(error)[:100]}): this process trains '
+            f'WARNING: this machine has TPUs, but no metadata server answers ({first_line(error)[:100]}): this '
+            'process trains '
             f'alone. If it is one of several, set {", ".join(_VARIABLES.values())}',
             file=sys.stderr,
         )
@@ -209,7 +214,8 @@ def _end_well_when_aborted(run_dir: AnyPath, index: int, heartbeat: int, hosts: 
     where = f'the machines: {described(range(len(hosts)), dict(enumerate(hosts)))}\n' if hosts else ''
     text = (
         f'\nprocess {index}: another process of this run is lost (no heartbeat for {heartbeat} s, or its connection '
-        f'broke), or native code failed; above, JAX says which\n{where}exiting with code {TRY_AGAIN}: try again; stacks are in {path}\n'
+        f'broke), or native code failed; above, JAX says which\n'
+        f'{where}exiting with code {TRY_AGAIN}: try again; stacks are in {path}\n'
     ).encode()
 
     def aborted(number: int) -> None:

@@ -1,9 +1,9 @@
 """The program cache: compiled programs on disk, so that a restarted run, or another run like it, skips the compiler.
 
 This is JAX's persistent compilation cache, switched on and kept small. A key is made of the program, the versions, the
-flags, the compiler's options and the devices. JAX stores executables, so results are the same to the last bit. The first
-process writes; on CPUs every process writes its own. `JAX_COMPILATION_CACHE_DIR` moves the cache to a directory in which
-nothing is removed. `JAX_ENABLE_COMPILATION_CACHE=false` switches it off.
+flags, the compiler's options and the devices. JAX stores executables, so results are the same to the last bit. The
+first process writes; on CPUs every process writes its own. `JAX_COMPILATION_CACHE_DIR` moves the cache to a directory
+in which nothing is removed. `JAX_ENABLE_COMPILATION_CACHE=false` switches it off.
 """
 
 import os
@@ -58,8 +58,8 @@ def compile_or_load(
 
     Args:
         lowered: a `jax.stages.Lowered`.
-        with_places: the scopes and source lines in the program must be those of this code; a program in the cache may have
-            those of an older version, whose operations are the same.
+        with_places: the scopes and source lines in the program must be those of this code; a program in the cache may
+            have those of an older version, whose operations are the same.
         options: options of XLA, by name.
     """
     hits: list[str] = []

@@ -30,7 +30,8 @@ def lock_run(directory: pathlib.Path, report: Report = print, name: AnyPath | No
 
     def warn(reason: str) -> None:
         report(
-            f'WARNING: {directory} cannot be locked ({reason}), so nothing prevents a second process from training this '
+            f'WARNING: {directory} cannot be locked ({reason}), so nothing prevents a second process from training '
+            'this '
             'run; start it only once'
         )
 
@@ -152,7 +153,10 @@ def check_same_data(
 ) -> None:
     """Raises UserError if the text or the tokenizer has changed, which the configuration may not show."""
     if description['data'] != fingerprint and not allow_changes:
-        older = '\nif the tokenizer adds tokens before a text: an older pretrax did not; data.begin_of_text=false --allow-changes'
+        older = (
+            '\nif the tokenizer adds tokens before a text: an older pretrax did not; '
+            'data.begin_of_text=false --allow-changes'
+        )
         raise UserError(
             f'{run_dir} was trained on other tokens: the text or the tokenizer has changed since\n'
             'use another name=, or resume with the new tokens: --allow-changes'

@@ -1,4 +1,6 @@
-"""Rollbacks: after many skipped steps in a row, a run returns to its last good checkpoint, and at last fails with a report."""
+"""Rollbacks: after many skipped steps in a row, a run returns to its last good checkpoint, and at last fails with a
+report.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +35,8 @@ def roll_back(run: Run, state: TrainState, skipped: int, checkpoints: Checkpoint
     good = restore_newest(checkpoints.directory, run.like._replace(constants=None), report, good=True)
     step, restored, description = good or (0, initial_state(run, report), {})
     report(
-        f'WARNING: {skipped} steps in a row were skipped: rolling back to step {step}, continuing with batch {next_batch}'
+        f'WARNING: {skipped} steps in a row were skipped: rolling back to step {step}, continuing with batch '
+        f'{next_batch}'
     )
     try:
         checkpoints.roll_back_to(step)
@@ -46,7 +49,8 @@ def roll_back(run: Run, state: TrainState, skipped: int, checkpoints: Checkpoint
 def failure(run: Run, state: TrainState, skipped: int, rollbacks: int) -> UserError:
     """The error of a run that still fails after its rollbacks.
 
-    Computes the gradient of the last skipped batch once more, and writes to `failure.txt` which arrays are not finite, by layer.
+    Computes the gradient of the last skipped batch once more, and writes to `failure.txt` which arrays are not finite,
+    by layer.
     """
     # The state is one step ahead of the metrics: that step was skipped too, or it trained or had nothing to learn.
     now = int(state.skipped_in_a_row)

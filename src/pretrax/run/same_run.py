@@ -1,7 +1,7 @@
 """Several processes of a run compare what they run before the first step: a difference ends all of them.
 
-Each process reads its own configuration, environment, text and code, and JAX compares none of it: processes that differ would
-train together, with results that belong to neither.
+Each process reads its own configuration, environment, text and code, and JAX compares none of it: processes that differ
+would train together, with results that belong to neither.
 """
 
 import functools
@@ -32,7 +32,9 @@ _MOST = 5  # differences that a message shows
 
 
 def check_same_run(config: RunConfig) -> None:
-    """Compares configuration, plugins, versions, code and compiler flags. Raises UserError in all processes if they differ."""
+    """Compares configuration, plugins, versions, code and compiler flags. Raises UserError in all processes if they
+    differ.
+    """
     # Only a process that has joined others asks for their number: the question starts JAX's backend.
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return

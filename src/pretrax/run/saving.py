@@ -92,5 +92,6 @@ def wait_until_saved(checkpoints: Checkpoints, step: int, report: Report) -> Non
             raise UnavailableError(f'the state of step {step} is not saved\nrun the same command again')
         raise UserError(
             f'the state of step {step} is not saved: {checkpoints.directory}: {checkpoints.problem}\n'
-            'make room, or make the disk writable again, and run the same command again: it resumes from the newest checkpoint'
+            'make room, or make the disk writable again, and run the same command again: it resumes from the newest '
+            'checkpoint'
         )

@@ -140,7 +140,9 @@ class Run:
         return self.place(lambda rows: held_out(index, rows, self.rows))
 
     def place(self, host: Callable[[slice], HostBatch], teaching: 'Teaching | None' = None) -> Batch:
-        """A batch on the devices, with the fields that `teaching` adds. Each process asks `host` only for the rows of its devices."""
+        """A batch on the devices, with the fields that `teaching` adds. Each process asks `host` only for the rows of
+        its devices.
+        """
         fetched: dict[tuple[int, int], dict[str, np.ndarray]] = {}
         order = self.recipe.model.column_order
         fields = {**dict.fromkeys(HostBatch._fields, ()), **(teaching.fields if teaching else {})}
@@ -226,9 +228,11 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
         flops = training_flops(model, size.sequence_length)
         utilization = choose_utilization(mesh, compute, flops, config.log.peak_tflops)
         return Run(
-            config=config, written=written, shown_prompts=shown, name=config.name, run_dir=config.run_dir, steps=config.steps,
+            config=config, written=written, shown_prompts=shown, name=config.name, run_dir=config.run_dir,
+            steps=config.steps,
             init_from=config.init_from, sizes=config.batch, log=config.log, eval=config.eval, sample=config.sample,
-            checkpoint=config.checkpoint, faults=config.faults, compiler=config.compiler, size=size, mesh=mesh, source=source,
+            checkpoint=config.checkpoint, faults=config.faults, compiler=config.compiler, size=size, mesh=mesh,
+            source=source,
             recipe=recipe, like=like, compute=compute, flops=flops, mfu=utilization, startup=[], teaching=teaching,
         )  # fmt: skip
 
@@ -264,8 +268,8 @@ def prepare_and_report(config: RunConfig, report: Report, verbose: bool) -> tupl
     """`prepare` with a start-up report, for training.
 
     Raises:
-        UserError: as `prepare`; or `sample.every` or `compiler.options` cannot be used; or batches grow, and the data do not
-            support it.
+        UserError: as `prepare`; or `sample.every` or `compiler.options` cannot be used; or batches grow, and the data
+            do not support it.
     """
     for note in config.notes:
         report(note)
@@ -307,7 +311,8 @@ def build_model(config: RunConfig, request: ModelRequest) -> Model:
     """The model of a configuration.
 
     Raises:
-        UserError: the model or its teacher does not support a setting of the configuration, or lacks tokens of the data.
+        UserError: the model or its teacher does not support a setting of the configuration, or lacks tokens of the
+            data.
     """
     name, teaching = config.model.name, _teaching(config.distill)
     if teaching is not None:
@@ -317,7 +322,8 @@ def build_model(config: RunConfig, request: ModelRequest) -> Model:
     largest = request.vocab_size - 1 if request.largest_token is None else request.largest_token
     if model.vocab_size is not None and model.vocab_size <= largest:
         raise UserError(
-            f"model.vocab_size = {model.vocab_size} is smaller than the tokenizer's {request.vocab_size}, and the data can have "
+            f"model.vocab_size = {model.vocab_size} is smaller than the tokenizer's {request.vocab_size}, and the "
+            'data can have '
             f'token {largest}\nleave it out, or use model.vocab_size={request.vocab_size}'
         )
     return model

@@ -11,7 +11,8 @@ from pretrax.errors import Report
 
 FILE = 'startup.txt'
 ESSENTIAL = {
-    'text', 'data', 'tokens', 'mixture', 'devices', 'mesh', 'batch', 'model', 'compute', 'memory', 'mfu', 'compiler options',
+    'text', 'data', 'tokens', 'mixture', 'devices', 'mesh', 'batch', 'model', 'compute', 'memory', 'mfu',
+    'compiler options',
 }  # fmt: skip
 
 

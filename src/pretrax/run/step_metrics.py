@@ -109,7 +109,8 @@ class StepMetrics:
         tokens = f'to see its tokens: {show_batch(run.run_dir, number - 1 + self._batches_ahead)}'
         if is_empty and self.without_targets == 1:
             self._report(
-                f'WARNING: step {number} had nothing to learn and changed nothing: no token of its batch is a target; {tokens}'
+                f'WARNING: step {number} had nothing to learn and changed nothing: no token of its batch is a target; '
+                f'{tokens}'
             )
         if self.skipped_in_a_row and not skipped:
             self._report(

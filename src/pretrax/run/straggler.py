@@ -55,7 +55,8 @@ class Straggler:
             who = described([slow], dict(enumerate(expected_hosts(len(own), 0, address))))
             usual = statistics.median([seconds for index, seconds in enumerate(own) if index != slow])
             self._report(
-                f'{who} is slow: between steps it takes {own[slow]:.2g} s, the others {usual:.2g} s, and they wait for it; '
+                f'{who} is slow: between steps it takes {own[slow]:.2g} s, the others {usual:.2g} s, and they wait '
+                'for it; '
                 f'a step takes {per_step:.2g} s'
             )
         self._named = slow

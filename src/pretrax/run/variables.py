@@ -1,7 +1,8 @@
-"""Variables of the environment that others read: JAX, XLA, NCCL, launchers. Each is used, ignored, or refused with the fix.
+"""Variables of the environment that others read: JAX, XLA, NCCL, launchers. Each is used, ignored, or refused with the
+fix.
 
-`check_variables` looks at them once, at the start of a run, before JAX uses a device. What changes the numbers of a run is
-refused, or is a warning of the start-up report. `TABLE` is the table of docs/clusters.md.
+`check_variables` looks at them once, at the start of a run, before JAX uses a device. What changes the numbers of a run
+is refused, or is a warning of the start-up report. `TABLE` is the table of docs/clusters.md.
 """
 
 import fnmatch
@@ -58,7 +59,8 @@ _CHANGING = {
 _MORE = frozenset(
     f'JAX_{name}'
     for name in (
-        'COORDINATOR_ADDRESS', 'COORDINATOR_BIND_ADDRESS', 'COORDINATOR_PORT', 'NUM_PROCESSES', 'PROCESS_ID', 'LOCAL_DEVICE_IDS',
+        'COORDINATOR_ADDRESS', 'COORDINATOR_BIND_ADDRESS', 'COORDINATOR_PORT', 'NUM_PROCESSES', 'PROCESS_ID',
+        'LOCAL_DEVICE_IDS',
         'FORCE_TPU_INIT', 'PARTITION_INDEX', 'SLICE_INDEX', 'EXPORT_IGNORE_FORWARD_COMPATIBILIY',
     )
 )  # fmt: skip
@@ -82,26 +84,32 @@ class Row(NamedTuple):
 TABLE = (
     Row(
         'JAX_NUM_PROCESSES JAX_PROCESS_ID JAX_COORDINATOR_*',
-        'used: the identity of the process; an address without them is used with the numbers of Open MPI, Slurm or a TPU slice',
+        'used: the identity of the process; an address without them is used with the numbers of Open MPI, Slurm or a '
+        'TPU slice',
     ),
     Row(
         'OMPI_COMM_WORLD_* PMIX_* SLURM_* TPU_WORKER_* MEGASCALE_*',
-        'used: the identity, if the variables of JAX do not name it; ignored by verbs that do not train, and outside of a step '
+        'used: the identity, if the variables of JAX do not name it; ignored by verbs that do not train, and outside '
+        'of a step '
         'of Slurm',
     ),
     Row(
         'PMI_* WORLD_SIZE RANK LOCAL_RANK MASTER_ADDR MASTER_PORT',
-        'variables of MPICH, Intel MPI and torchrun: training is refused if they name several processes, with the variables of JAX that '
+        'variables of MPICH, Intel MPI and torchrun: training is refused if they name several processes, with the '
+        'variables of JAX that '
         'take their place; else ignored',
         is_ignored=True,
     ),
     Row(
-        'JAX_ENABLE_X64 JAX_DISABLE_JIT JAX_NO_TRACING JAX_NO_EXECUTION JAX_THREEFRY_PARTITIONABLE JAX_DEFAULT_PRNG_IMPL '
-        'JAX_RANDOM_SEED_OFFSET JAX_NUMPY_DTYPE_PROMOTION JAX_NUMPY_RANK_PROMOTION JAX_TRANSFER_GUARD* JAX_ERROR_CHECKING_*',
+        'JAX_ENABLE_X64 JAX_DISABLE_JIT JAX_NO_TRACING JAX_NO_EXECUTION JAX_THREEFRY_PARTITIONABLE '
+        'JAX_DEFAULT_PRNG_IMPL '
+        'JAX_RANDOM_SEED_OFFSET JAX_NUMPY_DTYPE_PROMOTION JAX_NUMPY_RANK_PROMOTION JAX_TRANSFER_GUARD* '
+        'JAX_ERROR_CHECKING_*',
         'refused if the value would change the numbers of a run or end it; the message says why',
     ),
     Row(
-        'JAX_DEFAULT_MATMUL_PRECISION JAX_DISABLE_MOST_OPTIMIZATIONS JAX_OPTIMIZATION_LEVEL JAX_DEBUG_NANS JAX_DEBUG_INFS',
+        'JAX_DEFAULT_MATMUL_PRECISION JAX_DISABLE_MOST_OPTIMIZATIONS JAX_OPTIMIZATION_LEVEL JAX_DEBUG_NANS '
+        'JAX_DEBUG_INFS',
         'used, with a warning that says what they change',
     ),
     Row(
@@ -110,12 +118,14 @@ TABLE = (
     ),
     Row(
         'JAX_*',
-        'used by JAX; a value that JAX does not accept is refused. A name that JAX does not know is ignored, with a warning '
+        'used by JAX; a value that JAX does not accept is refused. A name that JAX does not know is ignored, with a '
+        'warning '
         'that names the nearest',
     ),
     Row(
         'XLA_FLAGS',
-        'used; a flag or a value that XLA does not know is refused. Flags that trade exactness for speed are in a warning. Flags win '
+        'used; a flag or a value that XLA does not know is refused. Flags that trade exactness for speed are in a '
+        'warning. Flags win '
         'over the options that pretrax chooses, and lose against `compiler.options`',
     ),
     Row('LIBTPU_INIT_ARGS', 'the same, by libtpu, which checks it itself'),
@@ -155,7 +165,9 @@ def check_variables() -> None:
 
 
 def seen_variables(variables: Variables = os.environ) -> list[tuple[str, str]]:
-    """Lines of the start-up report, (topic, text): a warning for each variable that changes a run, and what else is set."""
+    """Lines of the start-up report, (topic, text): a warning for each variable that changes a run, and what else is
+    set.
+    """
     lines = [('WARNING', text) for text in warnings_of(variables)]
     rows = {name: next((row for row in TABLE if row.has(name)), None) for name in sorted(variables)}
     for verb, is_ignored in (('used', False), ('ignored', True)):
@@ -166,7 +178,9 @@ def seen_variables(variables: Variables = os.environ) -> list[tuple[str, str]]:
 
 
 def warnings_of(variables: Variables) -> list[str]:
-    """What a run should be warned of: variables that change its numbers or its end, and variables of JAX that JAX ignores."""
+    """What a run should be warned of: variables that change its numbers or its end, and variables of JAX that JAX
+    ignores.
+    """
     settings = jax.config.values
     known = {name.upper() for name in settings if name.startswith('jax_')} | _MORE
     found = [
@@ -187,7 +201,8 @@ def warnings_of(variables: Variables) -> list[str]:
     return found
 
 
-# Launchers that pretrax cannot join: what counts processes, numbers them, and has the host of the first, if anything does.
+# Launchers that pretrax cannot join: what counts processes, numbers them, and has the host of the first, if anything
+# does.
 _OTHERS = {
     'MPICH or Intel MPI': ('PMI_SIZE', 'PMI_RANK', None),
     'torchrun or a like launcher': ('WORLD_SIZE', 'RANK', 'MASTER_ADDR'),
@@ -205,14 +220,18 @@ def check_other_launchers(count: int = 1, variables: Variables = os.environ) -> 
         if rank in variables and variables.get(size, '1') not in ('1', str(count)):
             first = f'${host}' if host and host in variables else 'HOST'
             raise UserError(
-                f'{size}={variables[size]}: {program} has started several processes, and pretrax does not read its variables\n'
-                f'in each process set JAX_NUM_PROCESSES=${size} JAX_PROCESS_ID=${rank} JAX_COORDINATOR_ADDRESS={first}:8476, '
+                f'{size}={variables[size]}: {program} has started several processes, and pretrax does not read its '
+                'variables\n'
+                f'in each process set JAX_NUM_PROCESSES=${size} JAX_PROCESS_ID=${rank} '
+                f'JAX_COORDINATOR_ADDRESS={first}:8476, '
                 'or use mpirun of Open MPI, srun or pretrax launch'
             )
 
 
 def _check_gpus(variables: Variables) -> None:
-    """Raises UserError if CUDA_VISIBLE_DEVICES names a GPU that is not there. CUDA would hide it and all that follow."""
+    """Raises UserError if CUDA_VISIBLE_DEVICES names a GPU that is not there. CUDA would hide it and all that
+    follow.
+    """
     text, count = variables.get('CUDA_VISIBLE_DEVICES', '').strip(), len(gpu_files())
     if not count or text in ('', '-1'):
         return
@@ -247,7 +266,9 @@ def _problem_of_flags(flags: str) -> str:
 
 
 def _said_by_child(flags: str) -> str:
-    """What XLA says when a child of this process reads these flags, at most 100 kB; it ends a process for a wrong one."""
+    """What XLA says when a child of this process reads these flags, at most 100 kB; it ends a process for a wrong
+    one.
+    """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # the child calls nothing that waits for a thread of this process

@@ -32,10 +32,10 @@ _AGREE_EVERY = 20  # steps, if several processes have to agree
 class Requests:
     """Requests to stop or to save, from signals and from a time limit.
 
-    The first SIGINT, SIGTERM or SIGHUP (a closed terminal) saves and stops; another SIGINT or SIGTERM, more than a second
-    later, ends the process at once. Signals within that second are copies of the first: `uv run`, `timeout` and Slurm
-    forward signals that the whole process group has received. Before `begin` there is nothing to save, and the first one
-    ends the process. SIGUSR1 saves and continues. `nohup` ignores SIGHUP, and so does this.
+    The first SIGINT, SIGTERM or SIGHUP (a closed terminal) saves and stops; another SIGINT or SIGTERM, more than a
+    second later, ends the process at once. Signals within that second are copies of the first: `uv run`, `timeout` and
+    Slurm forward signals that the whole process group has received. Before `begin` there is nothing to save, and the
+    first one ends the process. SIGUSR1 saves and continues. `nohup` ignores SIGHUP, and so does this.
 
     Args:
         minutes: the time limit; None or 0: none.
@@ -132,8 +132,8 @@ class Requests:
 class Watchdog:
     """Reports a slow step with the stacks of all threads, and ends a process that hangs.
 
-    A step hangs if it takes longer than `faults.hang_seconds` and longer than 20 times the median step. The process then
-    exits with code 75, so that its launcher starts it again.
+    A step hangs if it takes longer than `faults.hang_seconds` and longer than 20 times the median step. The process
+    then exits with code 75, so that its launcher starts it again.
 
     Args:
         directory: the run directory; stacks are written to `<directory>/stacks/process-<i>.txt`.
@@ -207,7 +207,8 @@ class Watchdog:
             if self._steps and silent > max(self.SLOW, self.SLOW * median) and not self._reported:
                 self._reported = True
                 self._report(
-                    f'this step has taken {silent:.0f} s so far, the median is {median:.2g} s; stacks are in {self.path}'
+                    f'this step has taken {silent:.0f} s so far, the median is {median:.2g} s; stacks are in '
+                    f'{self.path}'
                 )
                 self._dump()
 
@@ -234,8 +235,8 @@ def stacks_on_timer(to: str | None) -> Iterator[IO[bytes] | None]:
     """The file for the stacks that are written on a timer; None: that for other stacks.
 
     Args:
-        to: `faults.stack_trace_to`: 'console' is the standard error of this process; in a directory each process of each
-            machine has a file of its own.
+        to: `faults.stack_trace_to`: 'console' is the standard error of this process; in a directory each process of
+            each machine has a file of its own.
 
     Raises:
         UserError: the directory cannot be written.

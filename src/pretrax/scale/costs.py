@@ -1,9 +1,10 @@
 """Lower bounds for the time of each phase of a compiled step, computed from its program only. Nothing is run.
 
-Each instruction that XLA runs as a kernel has FLOPs, if it is a product or fused attention, and bytes that it reads from and
-writes to the device's memory. It takes at least as long as the slower of the two. Its phase follows from the functions in
-which it was traced: XLA keeps the call stack of every operation, and operations of the backward pass have that of the
-forward pass. A program does not show what overlaps, what a cache serves, or how far a kernel is from its limit.
+Each instruction that XLA runs as a kernel has FLOPs, if it is a product or fused attention, and bytes that it reads
+from and writes to the device's memory. It takes at least as long as the slower of the two. Its phase follows from the
+functions in which it was traced: XLA keeps the call stack of every operation, and operations of the backward pass have
+that of the forward pass. A program does not show what overlaps, what a cache serves, or how far a kernel is from its
+limit.
 """
 
 import dataclasses
@@ -93,8 +94,8 @@ def costs(text: str, device: Device) -> list[Cost]:
 class Speed:
     """How long the operations of a program take at least on a device.
 
-    The share of the device's peak and bandwidth that is usually reached counts (`roofline.Reach`). On TPUs, arrays in the
-    on-chip memory cost no traffic, and copies between the memories run at the same time as the work.
+    The share of the device's peak and bandwidth that is usually reached counts (`roofline.Reach`). On TPUs, arrays in
+    the on-chip memory cost no traffic, and copies between the memories run at the same time as the work.
     """
 
     def __init__(self, device: Device, computations: Mapping[str, list[Instruction]]) -> None:

@@ -1,7 +1,7 @@
 """Peak rates and memory of accelerators: the denominator of MFU, and the limit of a plan.
 
-All numbers are per JAX device and dense (NVIDIA's brochures print twice that, for structured sparsity). An accelerator that
-is missing here has no MFU: `lookup` returns None.
+All numbers are per JAX device and dense (NVIDIA's brochures print twice that, for structured sparsity). An accelerator
+that is missing here has no MFU: `lookup` returns None.
 
 `f32` is the fastest arithmetic that JAX may use for a product of f32 matrices at its default precision (see
 `jax.lax.Precision`): TF32 on NVIDIA and AMD, one bf16 pass on TPU. It is an upper bound: with `highest` precision the
@@ -46,12 +46,12 @@ def _tpu(name: str, page: str, bf16: float, gib: float, bandwidth: float) -> Dev
 
 
 # `device_kind` of JAX (a regular expression that must match all of it) -> device.
-# NVIDIA: the driver's product name. 'GH200 480GB' and '120GB' count the CPU's memory; the GPU has 96 GB. A slice of a GPU
-# (MIG) ends with, for example, 'MIG 1g.10gb'. It matches no row and has no MFU, since it is another device.
-# AMD: the product name, with ' VF' inside a virtual machine. If the driver has no name, it is 'gfx942:sramecc+:xnack-', which
-# MI300A, MI300X and MI325X share, so it is unknown.
-# TPU v4 and v5p are one device per chip (two cores form a 'megacore'), v5e and v6e have one core. A v7 chip (Ironwood) is two
-# devices, so its row is half of Google's numbers for the chip.
+# NVIDIA: the driver's product name. 'GH200 480GB' and '120GB' count the CPU's memory; the GPU has 96 GB. A slice of a
+# GPU (MIG) ends with, for example, 'MIG 1g.10gb'. It matches no row and has no MFU, since it is another device.
+# AMD: the product name, with ' VF' inside a virtual machine. If the driver has no name, it is 'gfx942:sramecc+:xnack-',
+# which MI300A, MI300X and MI325X share, so it is unknown. TPU v4 and v5p are one device per chip (two cores form a
+# 'megacore'), v5e and v6e have one core. A v7 chip (Ironwood) is two devices, so its row is half of Google's numbers
+# for the chip.
 _TABLE: dict[str, Device] = {
     r'NVIDIA A100-(SXM4|SXM|PCIE)-40GB': Device('A100 40GB', 312e12, 156e12, 40 * GIB, 1.555e12, _A100),
     r'NVIDIA A100-(SXM4|SXM)-80GB': Device('A100 SXM 80GB', 312e12, 156e12, 80 * GIB, 2.039e12, _A100),

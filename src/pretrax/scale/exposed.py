@@ -10,7 +10,8 @@ from pretrax.scale.devices import Device
 
 @dataclasses.dataclass(frozen=True)
 class Exposed:
-    """Share of the time of collectives in which the step waits: what XLA does not hide with the options that pretrax sets.
+    """Share of the time of collectives in which the step waits: what XLA does not hide with the options that pretrax
+    sets.
 
     Attributes:
         tables: gathers over d of the embedding and the unembedding.
@@ -24,7 +25,8 @@ class Exposed:
         e, c, p: activations over that axis.
         copies: sums of gradients over the axes that replicate weights.
         layer_copies: those of layers over r, in a step of one pass; that of the last layer always waits.
-        one_ring: names of attributes above whose collectives use one ring if d spans a whole slice, of several dimensions.
+        one_ring: names of attributes above whose collectives use one ring if d spans a whole slice, of several
+            dimensions.
         all_reduced: names of those that are all-reduces, which send twice the bytes.
     """
 
@@ -60,7 +62,8 @@ _EXPOSED = {
     ),
     'SparseCore': Exposed(
         tables=1.0, table_sums=0.5, gathers=0.01, sums=0.11, gathers_beside_t=0.12, sums_beside_t=0.24, last_sums=0.0,
-        t=0.43, t_again=0.72, t_in_parts=0.2, e=1.0, c=1.0, p=0.2, copies=1.0, layer_copies=1.0, one_ring=frozenset({'sums'}),
+        t=0.43, t_again=0.72, t_in_parts=0.2, e=1.0, c=1.0, p=0.2, copies=1.0, layer_copies=1.0,
+        one_ring=frozenset({'sums'}),
     ),
     'TPU v6e': Exposed(
         tables=1.0, table_sums=0.7, gathers=0.22, sums=0.55, gathers_beside_t=0.12, sums_beside_t=0.24, last_sums=0.0,
@@ -86,8 +89,9 @@ _BY_DEFAULT = {
 }  # fmt: skip
 
 
-# TPUs whose sums over r run layer by layer between slices: `model.plan.choose_reduction`. Read from whole rows of MaxText's
-# tables on two slices of v5p: those of all layers but the last are hidden, and more of the activations over t wait.
+# TPUs whose sums over r run layer by layer between slices: `model.plan.choose_reduction`. Read from whole rows of
+# MaxText's tables on two slices of v5p: those of all layers but the last are hidden, and more of the activations over t
+# wait.
 _LAYER_BY_LAYER = ('TPU v5p', 'TPU v6e', 'TPU v7 (half a chip)')
 
 

@@ -1,26 +1,29 @@
 """Model FLOPs and MFU.
 
-L length, H heads, D head. A product of [a, b] and [b, c] takes 2 a b c FLOPs. The backward pass has two such products for each
-product of the forward pass, so training costs three times the forward pass. Per token:
+L length, H heads, D head. A product of [a, b] and [b, c] takes 2 a b c FLOPs. The backward pass has two such products
+for each product of the forward pass, so training costs three times the forward pass. Per token:
 
     weights     6 * (parameters that multiply an activation)
     attention   12 * layers * H * D * L    'full': every query sees every key, as in Chowdhery et al. 2022
                                            (PaLM, arXiv:2204.02311, appendix B), nanoGPT and most papers
                  6 * layers * H * D * L    'causal': the half that a causal mask leaves, as in llm.c
 
-    states       6 * N * S * W * (2 or 3)  layers with a state [S, W] in each of N heads: a token writes to it and reads it; a
-                                           delta net also reads what it holds under the token's key. Chunks, which compute the
-                                           same in products of tokens, do more.
+    states       6 * N * S * W * (2 or 3)  layers with a state [S, W] in each of N heads: a token writes to it and reads
+                 it; a
+                                           delta net also reads what it holds under the token's key. Chunks, which
+                                           compute the same in products of tokens, do more.
 
-Published tables mix the two conventions for attention; pretrax prints the causal one and records both. An unembedding that is tied to the embedding
-counts once. Not counted: the embedding lookup, norms, softmax, biases and recomputation, since MFU is about the model and
-not about how it is run. Grouped key-value heads change the weights, not the attention, in which every query head still sees
-L keys. Packed documents attend to fewer keys than counted here, so their MFU is too high.
+Published tables mix the two conventions for attention; pretrax prints the causal one and records both. An unembedding
+that is tied to the embedding counts once. Not counted: the embedding lookup, norms, softmax, biases and recomputation,
+since MFU is about the model and not about how it is run. Grouped key-value heads change the weights, not the attention,
+in which every query head still sees L keys. Packed documents attend to fewer keys than counted here, so their MFU is
+too high.
 
-In distillation, the forward pass of the teacher counts too, 2 of the 6 above: what the student learns is of no use without it.
+In distillation, the forward pass of the teacher counts too, 2 of the 6 above: what the student learns is of no use
+without it.
 
-In a layer with a window of W < L tokens, W replaces L in 'full'. The causal count is what the mask leaves: W - W^2 / 2L keys on
-average, which is L / 2 for W = L. In chunks of W tokens it is W / 2, if W divides L.
+In a layer with a window of W < L tokens, W replaces L in 'full'. The causal count is what the mask leaves: W - W^2 / 2L
+keys on average, which is L / 2 for W = L. In chunks of W tokens it is W / 2, if W divides L.
 """
 
 import dataclasses
@@ -76,12 +79,13 @@ def count_flops(
     """Training FLOPs per token, from sizes.
 
     Args:
-        n_matmul_params: parameters that multiply an activation: attention and feed-forward matrices and the unembedding,
-            which counts once if it is tied. Only experts that a token visits. No embedding table, no norms.
+        n_matmul_params: parameters that multiply an activation: attention and feed-forward matrices and the
+            unembedding, which counts once if it is tied. Only experts that a token visits. No embedding table, no
+            norms.
         n_heads: query heads.
         d_head: width of a head; the mean of that of queries and of values, if they differ.
-        windows: for each layer with attention, the number of tokens that a token sees, including itself; 0: all. None: all in
-            all layers.
+        windows: for each layer with attention, the number of tokens that a token sees, including itself; 0: all. None:
+            all in all layers.
         chunked: whether windows are chunks. A token then sees only its own chunk.
     """
     weights = 6 * n_matmul_params

@@ -66,7 +66,8 @@ class Found:
         name: name of its instruction; if it takes several steps, of that in the first.
         computation: where that is.
         collective: what is communicated.
-        form: 'waits'; 'start, done'; 'in fusions', whose work runs meanwhile (TPU); 'SparseCore'; 'hosts', between TPU slices.
+        form: 'waits'; 'start, done'; 'in fusions', whose work runs meanwhile (TPU); 'SparseCore'; 'hosts', between TPU
+            slices.
         group: the devices of its first group, by their place in the mesh; of a permute, sources and targets in turn.
         detail: operands and attributes.
     """
@@ -164,7 +165,9 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def times_of(computations: Mapping[str, list[Instruction]]) -> tuple[Counter[str], dict[str, str]]:
-    """Runs of each computation per step, and what overlaps it: 'async-start', 'SparseCore', 'AsyncCollective' (a fusion), or ''."""
+    """Runs of each computation per step, and what overlaps it: 'async-start', 'SparseCore', 'AsyncCollective' (a
+    fusion), or ''.
+    """
     times: Counter[str] = Counter({ENTRY: 1})
     hidden: dict[str, str] = defaultdict(str)
     callers: dict[str, list[tuple[str, int]]] = defaultdict(list)

@@ -1,12 +1,12 @@
 """Links between devices: their bandwidth by hardware, and how long a collective needs on them.
 
-TPUs: a slice is a torus of two or three dimensions with a link to each neighbor. A collective over one dimension uses the
-links of that dimension, in both directions if the dimension is a closed ring. One over several dimensions uses as many rings
-at once as XLA writes into the program; if it writes nothing, the links of all of them. A small slice is a grid without
-closed rings. Slices are connected through their hosts.
+TPUs: a slice is a torus of two or three dimensions with a link to each neighbor. A collective over one dimension uses
+the links of that dimension, in both directions if the dimension is a closed ring. One over several dimensions uses as
+many rings at once as XLA writes into the program; if it writes nothing, the links of all of them. A small slice is a
+grid without closed rings. Slices are connected through their hosts.
 
-GPUs: NVLink inside a node; between nodes the network cards of the group's members in one node, so a group that has all GPUs
-of each node uses all cards.
+GPUs: NVLink inside a node; between nodes the network cards of the group's members in one node, so a group that has all
+GPUs of each node uses all cards.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from pretrax.scale.topology import MACHINES, Topology
 class Link:
     """Bytes/s of one device: `inside` a slice or node, `between` slices or nodes.
 
-    `inside` is for a TPU that of a ring over one dimension of the torus, which uses a link in both directions; for a GPU that
-    of NVLink in one direction.
+    `inside` is for a TPU that of a ring over one dimension of the torus, which uses a link in both directions; for a
+    GPU that of NVLink in one direction.
     """
 
     inside: float
@@ -68,7 +68,9 @@ def closed_rings(topology: Topology) -> list[bool]:
 
 
 def wire_bytes(kind: str, n_bytes: float, n: int) -> float:
-    """Bytes that a device sends in a ring of n, of a collective whose whole array has `n_bytes` (`Collective.bytes`)."""
+    """Bytes that a device sends in a ring of n, of a collective whose whole array has `n_bytes`
+    (`Collective.bytes`).
+    """
     if kind == 'collective-permute':
         return n_bytes
     return n_bytes * (n - 1) / n * (2 if kind == 'all-reduce' else 1)
@@ -89,8 +91,8 @@ class Network:
 
     Args:
         topology: the hardware.
-        places: of each device in the order of the mesh, its slice or node and its coordinates there; None: in the order of
-            the mesh the devices fill the slices one after the other, each with the last dimension first.
+        places: of each device in the order of the mesh, its slice or node and its coordinates there; None: in the order
+            of the mesh the devices fill the slices one after the other, each with the last dimension first.
     """
 
     def __init__(self, topology: Topology, places: Sequence[Sequence[int]] | None = None) -> None:
@@ -105,11 +107,13 @@ class Network:
     def transfer(
         self, kind: str, group: Sequence[int], n_bytes: float, rings: int | None = None
     ) -> tuple[float, frozenset[str]]:
-        """Seconds of a collective, and the names of the links that it uses, such as 'x+' for one direction of a dimension.
+        """Seconds of a collective, and the names of the links that it uses, such as 'x+' for one direction of a
+        dimension.
 
         Args:
             kind: one of `hlo.KINDS`.
-            group: the devices of one of its groups, by their place in the mesh; of a permute, sources and targets in turn.
+            group: the devices of one of its groups, by their place in the mesh; of a permute, sources and targets in
+                turn.
             n_bytes: `Collective.bytes`.
             rings: that a TPU uses at once, each in one direction; None: as many as it can.
         """
@@ -202,8 +206,8 @@ class Network:
 class MeshNetwork:
     """The links between the devices of a mesh, in the order in which `run/placement.py` places them.
 
-    On TPUs the innermost axis gets the dimensions of the torus whose sizes multiply to its own, several if possible, then the
-    next axis, as JAX does; axes that no dimensions fit share the others.
+    On TPUs the innermost axis gets the dimensions of the torus whose sizes multiply to its own, several if possible,
+    then the next axis, as JAX does; axes that no dimensions fit share the others.
 
     Args:
         topology: the hardware, which the mesh fills.

@@ -1,38 +1,40 @@
 """Expected memory of a training step per device, from sizes, before compiling; and the memory of a compiled step.
 
 The step has three phases, and the one that needs most memory decides. Letters: T tokens per device and pass, M d_model,
-H heads, K key-value heads, D head, F feed-forward, V vocabulary, t tensor-parallel devices. w is the width of the compute
-dtype. Weights, moments and gradients are f32 and sharded over d, t, p and e as their types say.
+H heads, K key-value heads, D head, F feed-forward, V vocabulary, t tensor-parallel devices. w is the width of the
+compute dtype. Weights, moments and gradients are f32 and sharded over d, t, p and e as their types say.
 
     always         weights and moments. They are donated: the new ones replace them.
-    copies         made before the loop over the layers, and held during it. TPUs: the shards of all layers in the compute
-                   dtype. GPUs: the shards of w_o and w_down, transposed, in f32. Unrolled layers: every weight in the
-                   compute dtype if all activations are kept; each layer's slice of the stack if layers are recomputed.
-    activations    kept by the forward pass for the backward pass, per layer: its input, M / t, and the kept named values:
-                   2 H D + 2 K D for attention, and H sums of its softmax in f32, M for its output, 2 F (without a gate F).
-                   If everything is kept (one device), also the results of norms and of the activation: 4 M + 2 (H + K) D +
-                   3 F, as in Korthikanti et al. 2022 (arXiv:2205.05198, section 4), without dropout and without the [L, L]
-                   matrix, which no kernel stores.
+    copies         made before the loop over the layers, and held during it. TPUs: the shards of all layers in the
+                   compute dtype. GPUs: the shards of w_o and w_down, transposed, in f32. Unrolled layers: every weight
+                   in the compute dtype if all activations are kept; each layer's slice of the stack if layers are
+                   recomputed.
+    activations    kept by the forward pass for the backward pass, per layer: its input, M / t, and the kept named
+                   values: 2 H D + 2 K D for attention, and H sums of its softmax in f32, M for its output, 2 F (without
+                   a gate F). If everything is kept (one device), also the results of norms and of the activation: 4 M +
+                   2 (H + K) D + 3 F, as in Korthikanti et al. 2022 (arXiv:2205.05198, section 4), without dropout and
+                   without the [L, L] matrix, which no kernel stores.
 
-    loss           activations, the logits V / t, which their gradient replaces, the normed hidden states, and the gathered
-                   unembedding. With a loss in chunks: the logits of one chunk, and the gradient of the unembedding, in f32
-                   and not sharded over d, until the layers are done.
-    layers         activations, the gradients of the layers, and the values of one layer that its backward pass holds at the
-                   same time: 2 (H + K) D of attention; up, gate and the gradients of these and of the activation, 5 F (on
-                   TPUs, which fuse elementwise functions into products: up, gate and one gradient, 3 F); six hidden states
-                   M, three of them not sharded over t. Over d: the gathered weights of the layer, and their gradients in f32
-                   before they are scattered. XLA for GPUs scatters those of a layer during the next layer; XLA for TPUs
-                   scatters some earlier, so that about three quarters exist at the same time.
-                   In a loop also the gradient of the logits: XLA multiplies it by the hidden states only after the loop.
-                   (On TPUs not always: one step of benchmarks/memory.py is predicted 17 % too large.)
-    update         the gradients of all weights; after a loop also those of both vocabulary tables, in f32 and not sharded
-                   over d, and of the logits.
+    loss           activations, the logits V / t, which their gradient replaces, the normed hidden states, and the
+                   gathered unembedding. With a loss in chunks: the logits of one chunk, and the gradient of the
+                   unembedding, in f32 and not sharded over d, until the layers are done.
+    layers         activations, the gradients of the layers, and the values of one layer that its backward pass holds at
+                   the same time: 2 (H + K) D of attention; up, gate and the gradients of these and of the activation, 5
+                   F (on TPUs, which fuse elementwise functions into products: up, gate and one gradient, 3 F); six
+                   hidden states M, three of them not sharded over t. Over d: the gathered weights of the layer, and
+                   their gradients in f32 before they are scattered. XLA for GPUs scatters those of a layer during the
+                   next layer; XLA for TPUs scatters some earlier, so that about three quarters exist at the same time.
+                   In a loop also the gradient of the logits: XLA multiplies it by the hidden states only after the
+                   loop. (On TPUs not always: one step of benchmarks/memory.py is predicted 17 % too large.)
+    update         the gradients of all weights; after a loop also those of both vocabulary tables, in f32 and not
+                   sharded over d, and of the logits.
 
-With accumulation, the gradients summed so far exist in every phase, in f32. In a pipeline, each stage holds the kept values
-of all its passes, a slice of them for the current pass, every micro-batch at the first and last stage, the logits of one,
-and the gradients of its layers twice: those of the pass, and their sum. In the schedule 1f1b each stage holds the inputs of
-some chunks, the kept values of one, the gradients of its layers and those of one chunk, and the vocabulary tables with their
-gradients, not sharded over d. With several rounds it also holds the matrices of its chunks in the compute dtype. An exchange over e keeps nothing.
+With accumulation, the gradients summed so far exist in every phase, in f32. In a pipeline, each stage holds the kept
+values of all its passes, a slice of them for the current pass, every micro-batch at the first and last stage, the
+logits of one, and the gradients of its layers twice: those of the pass, and their sum. In the schedule 1f1b each stage
+holds the inputs of some chunks, the kept values of one, the gradients of its layers and those of one chunk, and the
+vocabulary tables with their gradients, not sharded over d. With several rounds it also holds the matrices of its chunks
+in the compute dtype. An exchange over e keeps nothing.
 """
 
 import dataclasses
@@ -206,11 +208,13 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     teacher = teacher_memory(step)
     phases = {
         'loss': {
-            'activations': activations, 'gradients': earlier, 'head': head + (0 if whole else width * table), 'layer': 0.0,
+            'activations': activations, 'gradients': earlier, 'head': head + (0 if whole else width * table),
+            'layer': 0.0,
             'teacher': teacher.loss,
         },
         'layers': {
-            'activations': activations, 'gradients': earlier + summed * 4 * of_layers, 'head': after_loop, 'layer': layer,
+            'activations': activations, 'gradients': earlier + summed * 4 * of_layers, 'head': after_loop,
+            'layer': layer,
         },
         'update': {
             'activations': 0.0, 'gradients': earlier + 4 * of_layers + 4 * (n_params - all_layers) / t,
@@ -227,11 +231,11 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
 
 
 def memory_of(compiled: Any) -> int:
-    """Bytes per device of a compiled step while it runs: the program, arguments, temporaries, and results that do not replace
-    an argument.
+    """Bytes per device of a compiled step while it runs: the program, arguments, temporaries, and results that do not
+    replace an argument.
 
-    This is not the sum of the classes of `memory_analysis`: libtpu counts results that replace an argument as temporaries,
-    and overestimates large steps (14.2 GB instead of 10.3 GB; benchmarks/lab-notes.md).
+    This is not the sum of the classes of `memory_analysis`: libtpu counts results that replace an argument as
+    temporaries, and overestimates large steps (14.2 GB instead of 10.3 GB; benchmarks/lab-notes.md).
     """
     stats = compiled.memory_analysis()
     return stats.total_allocation_bytes + stats.generated_code_size_in_bytes

@@ -1,4 +1,5 @@
-"""A compiled program as XLA optimized it: its operations with scope, phase, source line, work, traffic and runs per step.
+"""A compiled program as XLA optimized it: its operations with scope, phase, source line, work, traffic and runs per
+step.
 
 Reads `compiled.as_text()`, of programs for CPUs, GPUs and TPUs; needs no JAX. Syntax that it does not know is left out.
 """
@@ -101,8 +102,8 @@ class Program:
         turns: iterations of each loop, by the name of its body.
         mesh: size of each mesh axis.
         frames: places in the source code by number.
-        running: computations whose operations run by themselves: not the contents of fusions and of asynchronous operations,
-            nor reducers.
+        running: computations whose operations run by themselves: not the contents of fusions and of asynchronous
+            operations, nor reducers.
     """
 
     name: str
@@ -185,7 +186,8 @@ def parse_program(text: str, mesh: Mapping[str, int] | None = None) -> Program:
                     one.name, one.operation, one.result, tuple(one.operands), name,
                     tuple(called for called, _ in calls_of(one, computations)),
                     scope, phase, numbers[place], times[name], flops, read, written, is_kernel,
-                    communication.get(one.name) or next((communication[x.name] for x in inner if x.name in communication), None),
+                    communication.get(one.name)
+                    or next((communication[x.name] for x in inner if x.name in communication), None),
                     one.rest,
                 )
             )  # fmt: skip

@@ -1,31 +1,31 @@
 """Predicts the time of a step from sizes, before compiling: each phase by the resource that limits it.
 
-A phase takes as long as the slowest of its products (FLOPs over the speed of the matrix units), its memory traffic (bytes over
-bandwidth) and its communication (bytes over the link). Other work hides communication as far as XLA's schedules of compiled
-steps do on that hardware (`scale/exposed.py`); what is left is exposed, and adds to the step.
+A phase takes as long as the slowest of its products (FLOPs over the speed of the matrix units), its memory traffic
+(bytes over bandwidth) and its communication (bytes over the link). Other work hides communication as far as XLA's
+schedules of compiled steps do on that hardware (`scale/exposed.py`); what is left is exposed, and adds to the step.
 
 Per device and step, with T tokens and P parameters of the layers that multiply an activation, sharded over all devices:
 
     products     6 P T FLOPs; if layers are recomputed 2 P T more, without the last product of each layer; 8 P T for the
                  unembedding if the loss is in chunks, or of micro-batches that a pipeline interleaves
-    attention    forward 2 products of the causal half, backward 5 (Dao 2023, arXiv:2307.08691, section 3.1), on TPUs 7 in
-                 two kernels; forward again unless its result is kept
-    memory       norms, residuals, activation, rotation: 10 M + 3 F + 2 (H + 2 K) D values per token and layer, three times
-                 (forward, backward twice); the logits four times, five in chunks; the table of the embedding 16 bytes and
-                 the optimizer 56 bytes per parameter, with the norms that are logged
-    over d       weights in the compute dtype, gathered twice per pass (the backward pass needs them again), three times in
-                 stages that are recomputed; tables once. Their gradients in f32, scattered once
-    over t       activations: a layer gathers two and scatters two in the forward pass, the same in the backward pass, and
-                 gathers two again for the gradients of the weights; one that is recomputed scatters its attention once more;
-                 the ends two each
+    attention    forward 2 products of the causal half, backward 5 (Dao 2023, arXiv:2307.08691, section 3.1), on TPUs 7
+                 in two kernels; forward again unless its result is kept
+    memory       norms, residuals, activation, rotation: 10 M + 3 F + 2 (H + 2 K) D values per token and layer, three
+                 times (forward, backward twice); the logits four times, five in chunks; the table of the embedding 16
+                 bytes and the optimizer 56 bytes per parameter, with the norms that are logged
+    over d       weights in the compute dtype, gathered twice per pass (the backward pass needs them again), three times
+                 in stages that are recomputed; tables once. Their gradients in f32, scattered once
+    over t       activations: a layer gathers two and scatters two in the forward pass, the same in the backward pass,
+                 and gathers two again for the gradients of the weights; one that is recomputed scatters its attention
+                 once more; the ends two each
     over r       gradients in f32, once per step, over the slow network
-    over e       each token's row to its experts and back, forward; the same and its gradients, three times, backward; gradients
-                 of all but the experts
+    over e       each token's row to its experts and back, forward; the same and its gradients, three times, backward;
+                 gradients of all but the experts
     over c       heads to whole sequences and back, or keys and values around a ring, and their gradients; gradients
     over p       the hidden states of a micro-batch, and gradients of the tables;
                  the bubble, (p - 1) / (rounds passes + p - 1) of the step
-    teacher      its forward pass: 2 P T FLOPs, and 4 P T of its unembedding, whose logits the backward pass computes again; its
-                 weights gathered over d once per pass, its tables too; four activations per layer over t
+    teacher      its forward pass: 2 P T FLOPs, and 4 P T of its unembedding, whose logits the backward pass computes
+                 again; its weights gathered over d once per pass, its tables too; four activations per layer over t
 """
 
 import dataclasses
@@ -336,7 +336,9 @@ def _tokens_over_e(sizes: _Sizes) -> Phase:
 
 
 def _columns_over_c(sizes: _Sizes, attention: float) -> Phase:
-    """Keys and values around a ring, which attention hides, or heads to whole sequences and back: see model/context.py."""
+    """Keys and values around a ring, which attention hides, or heads to whole sequences and back: see
+    model/context.py.
+    """
     arch, c = sizes.arch, sizes.c
     values = sizes.layers * sizes.tokens_here * arch.mean_d_head / sizes.t
     if sizes.step.context == 'ring':  # the gradients that travel with the keys are f32
@@ -350,7 +352,9 @@ def _columns_over_c(sizes: _Sizes, attention: float) -> Phase:
 
 
 def _activations_over_p(sizes: _Sizes) -> Phase:
-    """Hidden states sent to the next stage and gradients sent back, and what the stages gather for the embedding and the head."""
+    """Hidden states sent to the next stage and gradients sent back, and what the stages gather for the embedding and
+    the head.
+    """
     n_bytes = 2 * sizes.step.rounds * sizes.hidden / sizes.t
     hops = sizes.with_bubble * sizes.network.seconds('collective-permute', 'p', n_bytes)
     seconds = hops + sizes.gather('p', 2 * sizes.hidden / sizes.t)

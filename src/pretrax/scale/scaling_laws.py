@@ -1,8 +1,8 @@
 """Scaling laws: the best sizes of a model and of its data for a budget of FLOPs.
 
-The three approaches of Hoffmann et al. 2022 (arXiv:2203.15556, section 3), with intervals from the bootstrap. N parameters,
-D tokens, C = 6 N D training FLOPs, L the final validation loss in nats per token. Every fit gives N_opt(C), and D_opt(C) =
-C / (6 N_opt(C)).
+The three approaches of Hoffmann et al. 2022 (arXiv:2203.15556, section 3), with intervals from the bootstrap. N
+parameters, D tokens, C = 6 N D training FLOPs, L the final validation loss in nats per token. Every fit gives N_opt(C),
+and D_opt(C) = C / (6 N_opt(C)).
 """
 
 import dataclasses
@@ -15,7 +15,8 @@ import numpy as np
 from pretrax.errors import UserError
 
 DELTA = 1e-3  # of the Huber loss, on log L; appendix D.2
-_STARTS = {'a': (0, 5, 10, 15, 20, 25), 'b': (0, 5, 10, 15, 20, 25), 'e': (-1, -0.5, 0, 0.5, 1), 'alpha': (0, 0.5, 1, 1.5, 2), 'beta': (0, 0.5, 1, 1.5, 2)}  # fmt: skip
+_STARTS = {'a': (0, 5, 10, 15, 20, 25), 'b': (0, 5, 10, 15, 20, 25), 'e': (-1, -0.5, 0, 0.5, 1), 'alpha': (0, 0.5, 1,
+1.5, 2), 'beta': (0, 0.5, 1, 1.5, 2)}  # fmt: skip
 _MINIMIZED = 12  # of the 4,500 starts, those with the lowest loss
 _COSTS = 200  # points of the envelope
 _SAME_BUDGET = 0.15  # part by which the FLOPs of runs with one budget may differ
@@ -49,7 +50,8 @@ class Fit:
 
     Attributes:
         approach: 1, 2 or 3.
-        values: what was fitted, by name: the exponent `a` of N_opt = k C^a, and for approach 3 also E, A, B, alpha, beta.
+        values: what was fitted, by name: the exponent `a` of N_opt = k C^a, and for approach 3 also E, A, B, alpha,
+            beta.
         intervals: (low, high) of each value, from the bootstrap; {} without one.
         optimum: N_opt of a budget in FLOPs.
         optima: the (C, N_opt) through which the power law goes; [] for approach 3.
@@ -83,8 +85,8 @@ def fit(points: Sequence[Point], approach: int, bootstrap: int = 100, seed: int 
 
     Args:
         points: finished runs.
-        approach: 1: the envelope of the training curves. 2: parabolas through runs of equal FLOPs. 3: L(N, D) = E + A/N^alpha
-            + B/D^beta, by the Huber loss of log L, minimized by L-BFGS from the best of a grid of starts.
+        approach: 1: the envelope of the training curves. 2: parabolas through runs of equal FLOPs. 3: L(N, D) = E +
+            A/N^alpha + B/D^beta, by the Huber loss of log L, minimized by L-BFGS from the best of a grid of starts.
         bootstrap: number of samples of runs, with replacement; 0: no intervals.
         seed: seed of the bootstrap.
         confidence: confidence of the intervals, which are quantiles of the samples.
@@ -218,7 +220,8 @@ def _parametric(points: Sequence[Point], start: dict[str, float] | None) -> tupl
         value = np.where(inside, 0.5 * residual**2, DELTA * (np.abs(residual) - 0.5 * DELTA)).sum(-1)
         slope = np.clip(residual, -DELTA, DELTA)[..., None, :] * weights
         gradient = np.stack(
-            [slope[..., 0, :], slope[..., 1, :], slope[..., 2, :], -slope[..., 0, :] * (n - mean_n), -slope[..., 1, :] * (d - mean_d)],
+            [slope[..., 0, :], slope[..., 1, :], slope[..., 2, :], -slope[..., 0, :] * (n - mean_n), -slope[..., 1,
+            :] * (d - mean_d)],
             -2,
         ).sum(-1)  # fmt: skip
         return value, gradient
@@ -245,7 +248,8 @@ def _parametric(points: Sequence[Point], start: dict[str, float] | None) -> tupl
     log_e, alpha, beta = (float(value) for value in best[2:])
     if not (alpha > 1e-3 and beta > 1e-3 and max(log_a, log_b) < 200):
         raise UserError(
-            'approach 3: the runs do not show how the loss falls with both parameters and tokens\nvary both over a wider range'
+            'approach 3: the runs do not show how the loss falls with both parameters and tokens\n'
+            'vary both over a wider range'
         )
     a = beta / (alpha + beta)
     log_g = (math.log(alpha / beta) + log_a - log_b) / (alpha + beta)

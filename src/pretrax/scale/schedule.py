@@ -1,10 +1,11 @@
 """What the communication of a compiled step costs: how much of it other work hides, and how much the step waits for it.
 
-Reads an optimized, scheduled program, in which the order of the instructions is the order in which they run. A collective
-begins at its start and must be complete at its end. Work between the two hides it: each operation takes the slower of its
-FLOPs and its traffic at the usual share of the peaks (`costs.py`), and collectives that use the same links share the time,
-the one that ends first before the others. What is not transferred at its end is exposed: the step waits. Synchronous
-collectives are exposed whole. Latency, and memory bandwidth that a collective takes from the work, are left out.
+Reads an optimized, scheduled program, in which the order of the instructions is the order in which they run. A
+collective begins at its start and must be complete at its end. Work between the two hides it: each operation takes the
+slower of its FLOPs and its traffic at the usual share of the peaks (`costs.py`), and collectives that use the same
+links share the time, the one that ends first before the others. What is not transferred at its end is exposed: the step
+waits. Synchronous collectives are exposed whole. Latency, and memory bandwidth that a collective takes from the work,
+are left out.
 """
 
 import dataclasses
@@ -30,8 +31,8 @@ class Transfer:
         kind: one of `hlo.KINDS`.
         axes: mesh axes that its groups span.
         form: see `hlo.Found`.
-        stands_for: of an all-reduce: 'scatter' if each device uses only a slice of the sum, 'gather' if each contributes
-            only a slice, otherwise ''.
+        stands_for: of an all-reduce: 'scatter' if each device uses only a slice of the sum, 'gather' if each
+            contributes only a slice, otherwise ''.
         times: runs per step.
         size: bytes of the whole array (`hlo.Collective.bytes`).
         bytes: that a device sends in one run.

@@ -1,4 +1,6 @@
-"""The named scope and the phase of every instruction of a compiled program, from the paths that JAX gave its operations."""
+"""The named scope and the phase of every instruction of a compiled program, from the paths that JAX gave its
+operations.
+"""
 
 import re
 from collections import Counter, defaultdict
@@ -25,8 +27,8 @@ _PASSED_THROUGH = {'context_parallel_attention'}  # scopes that add nothing to t
 def place_of(op_name: str) -> Place | None:
     """The scope and the phase of an operation by the path that JAX gave it; None if the path says nothing.
 
-    'jit(step)/gradients/transpose(jvp(layer_0))/block/attention/dot_general' is ('layer_0', 'attention') in the backward
-    pass.
+    'jit(step)/gradients/transpose(jvp(layer_0))/block/attention/dot_general' is ('layer_0', 'attention') in the
+    backward pass.
     """
     path = _split(op_name.split(';')[0])
     if len(path) < 2 and not path[0].startswith(('state.', 'batch.')):

@@ -15,19 +15,21 @@ class StepFacts:
     """How a training step runs on a mesh.
 
     Attributes:
-        mesh: size of each mesh axis, 1 if missing. `d`, `t` and `p` shard the weights, `e` those of experts, `r`, `d` and `e`
-            the batch, `c` the sequence.
-        tokens: tokens of one forward pass over the whole mesh (with accumulation: of one micro-batch, not of the batch).
+        mesh: size of each mesh axis, 1 if missing. `d`, `t` and `p` shard the weights, `e` those of experts, `r`, `d`
+            and `e` the batch, `c` the sequence.
+        tokens: tokens of one forward pass over the whole mesh (with accumulation: of one micro-batch, not of the
+            batch).
         platform: 'tpu', 'cuda' or 'cpu'.
         compute: dtype of matrix products.
-        moments: values of optimizer state per parameter, in f32: AdamW and Schedule-Free 2, Lion and momentum 1, Adafactor about
-            0, SOAP 2 and the preconditioners; with a moving average of the weights 1 more.
+        moments: values of optimizer state per parameter, in f32: AdamW and Schedule-Free 2, Lion and momentum 1,
+            Adafactor about 0, SOAP 2 and the preconditioners; with a moving average of the weights 1 more.
         saved: names of values to 'keep' for the backward pass, which recomputes the others; None: all are kept.
         unrolled: the program contains every layer, instead of a loop over them.
         passes: forward and backward passes per step whose gradients are summed.
         rounds: chunks of layers per stage of a pipeline (`p` > 1).
         micro_batches: passes per step that a pipeline overlaps, each of `tokens`.
-        inputs: inputs of chunks that a stage of a pipeline keeps at the same time in the schedule 1f1b; None: interleaved.
+        inputs: inputs of chunks that a stage of a pipeline keeps at the same time in the schedule 1f1b; None:
+            interleaved.
         reduction: dtype in which gradients are summed over `r` and `d`: `model.request.Reduction`.
         loss_chunks: parts of a sequence whose logits exist one after the other.
         batch_parts: parts of a device's sequences in each layer.

@@ -4,10 +4,11 @@ Letters as in memory.py: T tokens per device and pass, M d_model, V vocabulary, 
 are those of the teacher. Its weights are sharded as the student's, in the compute dtype, without moments or gradients.
 
     always    weights
-    loss      the hidden states after the last layer, and the hidden states that the student learns; of one chunk of the sequences,
-              the normed hidden states and the logits, in the compute dtype and in f32; over d, the gathered unembedding
-    teacher   one layer while it runs: queries, keys, values and the result of attention, the values of the feed-forward, three
-              hidden states; over d, its gathered weights. Activations of the student exist then too
+    loss      the hidden states after the last layer, and the hidden states that the student learns; of one chunk of the
+              sequences, the normed hidden states and the logits, in the compute dtype and in f32; over d, the gathered
+              unembedding
+    teacher   one layer while it runs: queries, keys, values and the result of attention, the values of the
+              feed-forward, three hidden states; over d, its gathered weights. Activations of the student exist then too
 """
 
 import dataclasses

@@ -37,8 +37,9 @@ _ALSO = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v7x': 'tpu7x'}
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """Facts that XLA needs to compile for a GPU without one. Sources: NVIDIA's data sheets, and the tuning guide of each
-    architecture, docs.nvidia.com/cuda."""
+    """Facts that XLA needs to compile for a GPU without one. Sources: NVIDIA's data sheets, and the tuning guide of
+    each architecture, docs.nvidia.com/cuda.
+    """
 
     kind: str  # `device_kind`
     capability: tuple[int, int]
@@ -58,13 +59,14 @@ _GPUS = {
 }
 
 
-# A machine of eight GPUs -> its GPU, and Gb/s in one direction of the network cards that are for its GPUs. Sources: Google,
-# docs.cloud.google.com/compute/docs/gpus/gpu-network-bandwidth (a3-high: four cards of 200 Gb/s; the fifth is the host's);
-# Amazon, aws.amazon.com/ec2/instance-types, the page of each; Microsoft, learn.microsoft.com/azure/virtual-machines/sizes;
-# NVIDIA, the datasheet of each DGX.
+# A machine of eight GPUs -> its GPU, and Gb/s in one direction of the network cards that are for its GPUs. Sources:
+# Google, docs.cloud.google.com/compute/docs/gpus/gpu-network-bandwidth (a3-high: four cards of 200 Gb/s; the fifth is
+# the host's); Amazon, aws.amazon.com/ec2/instance-types, the page of each; Microsoft,
+# learn.microsoft.com/azure/virtual-machines/sizes; NVIDIA, the datasheet of each DGX.
 MACHINES = {
     'a2-ultra': ('a100', 100), 'a3-high': ('h100', 800), 'a3-mega': ('h100', 1600), 'a3-ultra': ('h200', 3200),
-    'a4': ('b200', 3200), 'p4de': ('a100', 400), 'p5': ('h100', 3200), 'p5en': ('h200', 3200), 'p6-b200': ('b200', 3200),
+    'a4': ('b200', 3200), 'p4de': ('a100', 400), 'p5': ('h100', 3200), 'p5en': ('h200', 3200), 'p6-b200': ('b200',
+    3200),
     'nd-h100-v5': ('h100', 3200), 'nd-h200-v5': ('h200', 3200),
     'dgx-a100': ('a100', 1600), 'dgx-h100': ('h100', 3200), 'dgx-h200': ('h200', 3200), 'dgx-b200': ('b200', 3200),
 }  # fmt: skip
@@ -186,7 +188,8 @@ def parse_topology(name: str, slices: int = 1) -> Topology:
         dimensions = _TPUS[version][2]
         if len(shape) != dimensions or math.prod(shape) > _TPUS[version][3] or 0 in shape:
             raise UserError(
-                f'--topology {name}: a {version} slice has {dimensions} dimensions and at most {_TPUS[version][3]} chips'
+                f'--topology {name}: a {version} slice has {dimensions} dimensions and at most {_TPUS[version][3]} '
+                'chips'
             )
         return Topology(plain, version, shape, slices)
     examples = [
@@ -229,7 +232,9 @@ def check_rentable(topology: Topology) -> None:
 
 
 def topology_of(devices: Sequence[Any]) -> Topology | None:
-    """The hardware of JAX devices; None: its kind has no shape here, or the devices do not fill their slices or nodes."""
+    """The hardware of JAX devices; None: its kind has no shape here, or the devices do not fill their slices or
+    nodes.
+    """
     kind, slices = devices[0].device_kind, len({getattr(device, 'slice_index', 0) for device in devices})
     names = {row[0]: version for version, row in _TPUS.items()} | {gpu.kind: version for version, gpu in _GPUS.items()}
     version = next((names[name] for name in names if lookup(name) == lookup(kind)), None)

@@ -13,8 +13,10 @@ from pretrax.scale.hlo import KINDS, Instruction, bytes_of
 CONTROL = {'while', 'call', 'conditional'}  # instructions that run other computations
 # Instructions that only name, pack or wait for arrays.
 PLUMBING = {
-    'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'partition-id', 'replica-id', 'iota', 'async-update',
-    'async-done', 'copy-done', 'all-gather-done', 'all-reduce-done', 'collective-permute-done', 'send-done', 'recv-done',
+    'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'partition-id', 'replica-id', 'iota',
+    'async-update',
+    'async-done', 'copy-done', 'all-gather-done', 'all-reduce-done', 'collective-permute-done', 'send-done',
+    'recv-done',
     'reduce-scatter-done', 'all-to-all-done', 'fusion-done', 'slice-done', 'call-done', 'call-update',
 }  # fmt: skip
 FREE = PLUMBING | CONTROL | {'parameter'}  # instructions that run no kernel
@@ -50,8 +52,8 @@ def products_in(instructions: Iterable[Instruction]) -> list[Instruction]:
 def flops_of(one: Instruction, types: Mapping[str, str]) -> float:
     """FLOPs of a product, a convolution or fused attention; 0 for other instructions.
 
-    Fused attention: Dao 2023, arXiv:2307.08691: 2 products forward, 5 backward, half if causal. On TPUs the backward pass has
-    7 in two kernels, `jax.experimental.pallas.ops.tpu.splash_attention`, whose masks are causal here.
+    Fused attention: Dao 2023, arXiv:2307.08691: 2 products forward, 5 backward, half if causal. On TPUs the backward
+    pass has 7 in two kernels, `jax.experimental.pallas.ops.tpu.splash_attention`, whose masks are causal here.
 
     Args:
         one: the instruction.
@@ -90,7 +92,9 @@ def flops_of(one: Instruction, types: Mapping[str, str]) -> float:
 
 
 def _flops_of_convolution(one: Instruction, types: Mapping[str, str]) -> float:
-    """Two per multiplication of real values: padding and dilation do not count. XLA for TPUs writes products this way."""
+    """Two per multiplication of real values: padding and dilation do not count. XLA for TPUs writes products this
+    way.
+    """
     labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', one.rest)
     if labels is None or any(name not in types for name in one.operands[:2]):
         return 0.0

@@ -1,7 +1,9 @@
-"""Connections below HTTP: how many there may be, how soon and how large the head of a request, how soon an answer is read.
+"""Connections below HTTP: how many there may be, how soon and how large the head of a request, how soon an answer is
+read.
 
-A connection waits (for a request, or for its client to read the end of an answer) or is busy with a request. Where there is
-no room, the connection that has waited longest makes room, so waiting connections keep nobody out; busy ones are refused.
+A connection waits (for a request, or for its client to read the end of an answer) or is busy with a request. Where
+there is no room, the connection that has waited longest makes room, so waiting connections keep nobody out; busy ones
+are refused.
 """
 
 import asyncio
@@ -191,7 +193,10 @@ class Connection(H11Protocol):
         """Answers, unless an answer has begun, and closes the connection."""
         if self.cycle is None or self.cycle.response_complete:
             content = ApiError(status, message).body
-            head = f'HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n'
+            head = (
+                f'HTTP/1.1 {status} \r\ncontent-type: application/json\r\n'
+                f'content-length: {len(content)}\r\nconnection: close\r\n\r\n'
+            )
             self.transport.write(head.encode() + content)
         self._uncount()
         self.transport.close()

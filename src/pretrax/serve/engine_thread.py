@@ -21,12 +21,13 @@ class EngineFailedError(Exception):
 class Job:
     """Requests that belong together, such as the n choices of one answer. The event loop uses it, but for `later`.
 
-    Iterating gives what each block of the engine found out, until all requests have finished. A reader that is late gets
-    several blocks at once.
+    Iterating gives what each block of the engine found out, until all requests have finished. A reader that is late
+    gets several blocks at once.
 
     Args:
         requests: to run.
-        at_once: the most of them that the engine has at a time, so that the requests of others are not behind all of them.
+        at_once: the most of them that the engine has at a time, so that the requests of others are not behind all of
+            them.
     """
 
     def __init__(self, requests: Sequence[Request], at_once: int):

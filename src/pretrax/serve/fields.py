@@ -1,7 +1,8 @@
 """Fields and values of other servers that ask this one for nothing, and those that it refuses, with the reasons.
 
-The fields that the server has are those of serve/bodies.py. A value that asks for nothing is dropped: null in every field,
-and the neutral values in these tables. Another value of a field in these tables is an error that gives the reason.
+The fields that the server has are those of serve/bodies.py. A value that asks for nothing is dropped: null in every
+field, and the neutral values in these tables. Another value of a field in these tables is an error that gives the
+reason.
 """
 
 import dataclasses

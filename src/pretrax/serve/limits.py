@@ -39,7 +39,8 @@ MOST_AT_ONCE = 2048  # prompts times answers in one HTTP request, as for OpenAI'
 class Admission:
     """Counts the requests of an engine, and refuses those that would wait in too long a queue.
 
-    An HTTP request with more texts than there are slots takes the places of `slots` requests; see `EngineThread.submit`.
+    An HTTP request with more texts than there are slots takes the places of `slots` requests; see
+    `EngineThread.submit`.
     """
 
     def __init__(self, slots: int, queue: int):

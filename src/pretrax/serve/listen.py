@@ -74,7 +74,8 @@ async def serve(
 
     Args:
         opened: from `bind`.
-        stop: asks to stop. None: SIGTERM and SIGINT do; another one, more than a second later, ends the process at once.
+        stop: asks to stop. None: SIGTERM and SIGINT do; another one, more than a second later, ends the process at
+            once.
         listening: called when clients can connect.
         limits: limits of connections; None: those for what the models can run and queue.
     """

@@ -84,7 +84,9 @@ class ServedModel:
         self.thread.between_blocks(between_blocks)
 
     async def in_thread[T](self, function: Callable[..., T], text: Sequence[Any]) -> T:
-        """The function of a text or of tokens; of long ones in a thread, a few at a time: other work needs threads too."""
+        """The function of a text or of tokens; of long ones in a thread, a few at a time: other work needs threads
+        too.
+        """
         if len(text) <= _LONG:
             return function(text)
         async with self._long_texts:
@@ -163,7 +165,8 @@ class ServedModel:
         answer = f', and max_tokens is {asked:,}: {len(prompt) + asked:,} together' if asked else ''
         raise ApiError(
             400,
-            f'the prompt has {len(prompt):,} tokens{answer}; this model reads at most {self.thread.max_length:,} tokens',
+            f'the prompt has {len(prompt):,} tokens{answer}; this model reads at most {self.thread.max_length:,} '
+            'tokens',
             param=param,
             code='context_length_exceeded',
         )

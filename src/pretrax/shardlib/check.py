@@ -1,8 +1,8 @@
 """Checks values against array types while a program is traced. The compiled program contains no checks.
 
 Four properties are checked: dtype, rank, sizes (within a scope, a dimension name has one size), and replication. A type
-names the axes that shard an array. If the value also differs along another axis, the program mistakes a partial sum or a
-slice for the whole array; `replication.py` detects this.
+names the axes that shard an array. If the value also differs along another axis, the program mistakes a partial sum or
+a slice for the whole array; `replication.py` detects this.
 """
 
 import contextlib
@@ -49,7 +49,8 @@ def scope() -> Iterator[None]:
 
 @contextlib.contextmanager
 def independent(axes: str) -> Iterator[None]:
-    """Marks code in which devices along `axes` work on different things, such as pipeline stages: `with independent('p'):`.
+    """Marks code in which devices along `axes` work on different things, such as pipeline stages: `with
+    independent('p'):`.
 
     Inside, a type describes the arrays at one index along `axes` and names only the other axes; values may differ along
     `axes`. Results are checked against the types outside. Opens a scope, since sizes too are those of one index.
@@ -68,7 +69,9 @@ def independent(axes: str) -> Iterator[None]:
 
 
 def bind_scope[F: Callable](function: F) -> F:
-    """Binds a function to the current `independent` context. A `custom_vjp` rule is traced later, after that context has ended."""
+    """Binds a function to the current `independent` context. A `custom_vjp` rule is traced later, after that context
+    has ended.
+    """
     axes = ' '.join(sorted(_independent.get()))
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -1,13 +1,13 @@
 """Collectives and einsum. A string gives the types of the operands and of the result, which are checked.
 
-The string omits dtypes: `'M/d F/t -> M F/t'` gathers over `d`. `all_gather`, `psum_scatter` and `all_to_all` move data and
-leave the global array unchanged, except that `psum_scatter`, like `psum`, first reduces partial sums. All functions here
-run per device: call them inside `typed_shard_map`.
+The string omits dtypes: `'M/d F/t -> M F/t'` gathers over `d`. `all_gather`, `psum_scatter` and `all_to_all` move data
+and leave the global array unchanged, except that `psum_scatter`, like `psum`, first reduces partial sums. All functions
+here run per device: call them inside `typed_shard_map`.
 
 Along a mesh axis a value is one of three kinds. It may differ between devices (a slice or a partial sum). It may be
 replicated, with a gradient that JAX reduces at each use. Or it may be replicated with a gradient that remains a partial
-sum on each device, as the results of `all_gather` and `defer_reduction` are: the gradient of a gathered value is reduced
-only by the `psum_scatter` that is the transpose of the gather.
+sum on each device, as the results of `all_gather` and `defer_reduction` are: the gradient of a gathered value is
+reduced only by the `psum_scatter` that is the transpose of the gather.
 """
 
 import functools
@@ -31,12 +31,13 @@ def all_gather(spec: str, x: Any, *, wire: Any = None, sums: Any = None) -> Any:
     """Gathers slices: `all_gather('M/d F/t -> M F/t', w)`. The gradient is reduced and scattered over the same axes.
 
     Args:
-        spec: types of the argument and the result. The axes that the result lacks are gathered; they must be the last axes
-            of their dimension.
+        spec: types of the argument and the result. The axes that the result lacks are gathered; they must be the last
+            axes of their dimension.
         x: the slice on this device.
         wire: dtype in which slices are sent, to which values are rounded. The result and the reduced gradient keep x's
             dtype: `wire=jnp.bfloat16` halves the bytes of the gather and still reduces gradients in f32.
-        sums: dtype in which the gradient is reduced and scattered, to which each device rounds its partial sum; None: x's dtype.
+        sums: dtype in which the gradient is reduced and scattered, to which each device rounds its partial sum; None:
+            x's dtype.
     """
     what = f"all_gather('{spec}')"
     (before,), after = _parse(what, spec, operands=1)
@@ -91,8 +92,8 @@ def psum(axes: str, x: Any, *, wires: Mapping[str, Any] | None = None) -> Any:
     Args:
         axes: the mesh axes.
         x: partial sums.
-        wires: for some axes, the dtype in which sums are sent over them, to which they are rounded. These axes come after
-            the others. The result keeps x's dtype: `wires={'r': jnp.bfloat16}` halves the bytes over `r`.
+        wires: for some axes, the dtype in which sums are sent over them, to which they are rounded. These axes come
+            after the others. The result keeps x's dtype: `wires={'r': jnp.bfloat16}` halves the bytes over `r`.
     """
     return _reduce('psum', functools.partial(_psum_through, wires or {}), axes, x)
 
@@ -112,7 +113,9 @@ def pmax(axes: str, x: Any) -> Any:
 
 
 def ppermute(axis: str, x: Any, *, shift: int = 1, to: Sequence[int] | None = None) -> Any:
-    """Sends a value `shift` devices ahead around the ring of a mesh axis, or from device i to device `to[i]`. Takes a pytree."""
+    """Sends a value `shift` devices ahead around the ring of a mesh axis, or from device i to device `to[i]`. Takes a
+    pytree.
+    """
     (name,) = _axis_names(axis)
     size = jax.lax.axis_size(name)
     to = [(i + shift) % size for i in range(size)] if to is None else [int(place) for place in to]
@@ -152,8 +155,8 @@ def axis_index(axes: str) -> jax.Array:
 def einsum(spec: str, *operands: Any, dot: Callable[..., Any] | None = None) -> Any:
     """The product of the arrays on this device: `einsum('B/d L M, M F/t -> B/d L F/t', x, w)`. No communication.
 
-    A dimension has the same axes in every operand. Contracting a sharded dimension, as in `'B F/t, F/t M -> B M'`, leaves a
-    partial sum on each device. Reduce it over `t`; annotating it before that raises ShardingError.
+    A dimension has the same axes in every operand. Contracting a sharded dimension, as in `'B F/t, F/t M -> B M'`,
+    leaves a partial sum on each device. Reduce it over `t`; annotating it before that raises ShardingError.
 
     Args:
         spec: types of the operands and of the result.
@@ -262,10 +265,11 @@ def defer_reduction(axes: str, x: Any) -> Any:
 
 
 def reduce_gradient_here(x: Any, *, wires: Mapping[str, Any] | None = None) -> Any:
-    """Returns its argument, and reduces its gradient at this point of the backward pass, over the axes that replicate it.
+    """Returns its argument, and reduces its gradient at this point of the backward pass, over the axes that replicate
+    it.
 
-    Without it, JAX reduces at each use: of a gathered weight the whole gradient, instead of the slice of this device. Does
-    nothing along the axes of a `defer_reduction`. Takes a pytree.
+    Without it, JAX reduces at each use: of a gathered weight the whole gradient, instead of the slice of this device.
+    Does nothing along the axes of a `defer_reduction`. Takes a pytree.
 
     Args:
         x: values whose gradient is wanted.
@@ -355,8 +359,8 @@ def _rounded(x: Any, dtype: Any) -> Any:
     """x in a dtype, rounded here."""
     if x.dtype == dtype:
         return x
-    # Without this, XLA for TPUs may move the cast ahead of what x is a sum of, and sum there in the narrow dtype too. It ignores
-    # an optimization_barrier.
+    # Without this, XLA for TPUs may move the cast ahead of what x is a sum of, and sum there in the narrow dtype too.
+    # It ignores an optimization_barrier.
     narrow = jnp.finfo(dtype)
     return jax.lax.reduce_precision(x, narrow.nexp, narrow.nmant).astype(dtype)
 

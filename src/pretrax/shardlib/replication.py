@@ -4,9 +4,9 @@ Inside `shard_map`, JAX tracks the mesh axes over which a value varies (`jax.typ
 results of `all_gather` and `pcast` as varying because their gradients vary: each device has its own partial sum. The
 values themselves, and everything computed only from them, are replicated.
 
-Therefore, if a value that varies for JAX must be replicated (or the reverse), a claim marks it in the traced program with
-an identity primitive, which compiles to nothing. `verify` follows the values through the program once, before it is
-compiled, and raises the error of the first claim that is false.
+Therefore, if a value that varies for JAX must be replicated (or the reverse), a claim marks it in the traced program
+with an identity primitive, which compiles to nothing. `verify` follows the values through the program once, before it
+is compiled, and raises the error of the first claim that is false.
 """
 
 import contextlib
@@ -158,7 +158,9 @@ def _mesh_size(axis: str) -> int:
 
 
 def _scan(equation: Any, operands: list[Varies], final: bool) -> list[Varies]:
-    """Operands are constants, carries and slices; results are carries and slices. Inside, a slice has one dimension fewer."""
+    """Operands are constants, carries and slices; results are carries and slices. Inside, a slice has one dimension
+    fewer.
+    """
     program = getattr(equation.params['jaxpr'], 'jaxpr', equation.params['jaxpr'])
     differ_in_rank = lambda a, b: len(a.aval.shape) != len(b.aval.shape)  # noqa: E731
     n_slices = sum(map(differ_in_rank, equation.invars, program.invars))

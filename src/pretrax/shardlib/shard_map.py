@@ -21,8 +21,8 @@ def typed_shard_map[F: Callable](function: F) -> F:
 
     Inside, code is per device and communication is explicit. Arguments without an array type are passed unchanged. The
     mesh is the current one (`jax.set_mesh`). Arguments, results and annotated locals are checked. `jax.shard_map` runs
-    with `check_vma=True`, so JAX tracks the axes over which each value varies. Each call traces the function again: wrap
-    it in `jax.jit` if it is called often.
+    with `check_vma=True`, so JAX tracks the axes over which each value varies. Each call traces the function again:
+    wrap it in `jax.jit` if it is called often.
 
     Raises:
         ShardingError: an argument, a local or the result does not have its annotated type, or an argument that holds

@@ -56,7 +56,8 @@ def array_hints(function: Any, signature: inspect.Signature) -> dict[str, Any]:
             annotations = typing.get_type_hints(unwrapped, localns=dict(inspect.getclosurevars(unwrapped).nonlocals))
         except NameError as error:
             raise ShardingError(
-                f"an annotation of {function.__name__} names '{error.name}', which is not defined where the annotation is evaluated",
+                f"an annotation of {function.__name__} names '{error.name}', which is not defined where the "
+                'annotation is evaluated',
                 fix='string annotations (from __future__ import annotations) can use only global names',
             ) from error
     hints = {name: annotation for name, annotation in annotations.items() if is_array_annotation(annotation)}

@@ -1,9 +1,9 @@
 """Array types that carry their sharding: `f32['batch/d d_model']` is a dtype, named dimensions and mesh axes.
 
-A dimension is a name followed by the mesh axes that shard it, major axis first: `batch/r/d`. A `pytree_dataclass` of such
-types describes several arrays, and `Array['layers', Layer]` is `Layer` with one more leading dimension on every array. A
-dimension `_` may have a different size in each array, as in `Array['_', Layer]`.
-This one declaration provides partition specs, shardings, abstract values and the checks of `check.py`.
+A dimension is a name followed by the mesh axes that shard it, major axis first: `batch/r/d`. A `pytree_dataclass` of
+such types describes several arrays, and `Array['layers', Layer]` is `Layer` with one more leading dimension on every
+array. A dimension `_` may have a different size in each array, as in `Array['_', Layer]`. This one declaration provides
+partition specs, shardings, abstract values and the checks of `check.py`.
 """
 
 import dataclasses
@@ -31,7 +31,9 @@ class Dim:
 
 
 def parse_dims(spec: str) -> tuple[Dim, ...]:
-    """'batch/r/d d_model' -> (Dim('batch', ('r', 'd')), Dim('d_model')). Raises ShardingError if the string is malformed."""
+    """'batch/r/d d_model' -> (Dim('batch', ('r', 'd')), Dim('d_model')). Raises ShardingError if the string is
+    malformed.
+    """
     if not isinstance(spec, str):
         raise ShardingError(f'{spec!r} is not a type', fix="write one string, as in 'batch/d d_model'")
     dims = []
@@ -40,7 +42,8 @@ def parse_dims(spec: str) -> tuple[Dim, ...]:
         if not (name.isidentifier() or name.isdecimal()) or not all(axis.isidentifier() for axis in axes):
             raise ShardingError(
                 f"'{word}' in the type '{spec}' is not 'name' or 'name/axis/axis'",
-                fix="names and axes are identifiers; separate dimensions by spaces and axes by slashes: 'batch/r/d d_model'",
+                fix="names and axes are identifiers; separate dimensions by spaces and axes by slashes: 'batch/r/d "
+                "d_model'",
             )
         dims.append(Dim(name, tuple(axes)))
     used = [axis for dim in dims for axis in dim.axes]
@@ -231,15 +234,17 @@ def field_types(cls: Any) -> dict[str, Any]:
 
 
 def with_leading(array: ArrayType, leading: tuple[Dim, ...]) -> ArrayType:
-    """The type of such arrays stacked along leading dimensions. Raises ShardingError if an axis then shards two dimensions."""
+    """The type of such arrays stacked along leading dimensions. Raises ShardingError if an axis then shards two
+    dimensions.
+    """
     return ArrayType(array.dtype_name, parse_dims(' '.join(map(str, leading + array.dims)))) if leading else array
 
 
 def map_type(f: Any, annotation: Any, path: str = '', leading: tuple[Dim, ...] = (), omit: tuple[str, ...] = ()) -> Any:
     """Maps f(path, array type) over the arrays of `annotation`. The fields to omit become None.
 
-    `dict[str, T]`, `list[T]` and `tuple[T, ...]` have no known length, so each gives one value, which is a prefix of the
-    pytree. f must return the same value for every array of T.
+    `dict[str, T]`, `list[T]` and `tuple[T, ...]` have no known length, so each gives one value, which is a prefix of
+    the pytree. f must return the same value for every array of T.
     """
     match annotation := plain(annotation):
         case ArrayType():

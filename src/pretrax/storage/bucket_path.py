@@ -26,9 +26,10 @@ class Versioned(NamedTuple):
 class BucketPath:
     """gs://BUCKET/KEY or s3://BUCKET/KEY. Immutable; creating one makes no request.
 
-    A directory is a prefix with objects: it needs no `mkdir`, and it is gone when its last object is. Writing an object is
-    atomic: readers see the old content or the new one. Every method raises an `OSError` with `filename` and `strerror` if
-    its request fails, after the retries of `StorageSettings`: FileNotFoundError, PermissionError or BucketError.
+    A directory is a prefix with objects: it needs no `mkdir`, and it is gone when its last object is. Writing an object
+    is atomic: readers see the old content or the new one. Every method raises an `OSError` with `filename` and
+    `strerror` if its request fails, after the retries of `StorageSettings`: FileNotFoundError, PermissionError or
+    BucketError.
 
     Args:
         url: with the scheme gs or s3.
@@ -139,8 +140,8 @@ class BucketPath:
     def write_version(self, content: bytes | None, expected: bytes) -> bytes | None:
         """Writes the object, or deletes it if `content` is None, unless it has another version than `expected`.
 
-        If the connection breaks, a request may have been carried out although its repetition finds another version: read
-        the object to find out.
+        If the connection breaks, a request may have been carried out although its repetition finds another version:
+        read the object to find out.
 
         Returns:
             The new version; None if the object has another version, and nothing was written.

@@ -41,7 +41,8 @@ def kind_of_error(error: OSError) -> type[UserError]:
 def open_bucket(scheme: str, bucket: str) -> Any:
     """The TensorStore KvStore of a whole bucket; raises what TensorStore raises.
 
-    The first contact is brief: an address that nothing listens at, such as a misspelt endpoint, is reported within seconds.
+    The first contact is brief: an address that nothing listens at, such as a misspelt endpoint, is reported within
+    seconds.
     """
     import tensorstore as ts
 

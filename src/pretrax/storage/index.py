@@ -1,14 +1,14 @@
 """The index of a prefix in a bucket: one object names the objects below it that count.
 
-Object stores replace one object atomically, and only if it has the version that the writer expects. They offer nothing over
-several objects, and a writer that was stopped may go on at any time. So each object below the prefix has a name that no other
-writer uses, and it counts while the index names it:
+Object stores replace one object atomically, and only if it has the version that the writer expects. They offer nothing
+over several objects, and a writer that was stopped may go on at any time. So each object below the prefix has a name
+that no other writer uses, and it counts while the index names it:
 
     {"owner": "5f2c...", "writes": 3, "entries": {"10": "10/5f2c-1", "20": null}}
 
-An entry is the path of an object or a prefix; null: it is being removed. A process that takes over writes the index before it
-relies on it, so that a later change by an earlier owner finds another version, and is refused. What an earlier owner still
-writes, nobody reads; what it still removes, nobody needs.
+An entry is the path of an object or a prefix; null: it is being removed. A process that takes over writes the index
+before it relies on it, so that a later change by an earlier owner finds another version, and is refused. What an
+earlier owner still writes, nobody reads; what it still removes, nobody needs.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ class Index:
 
     Args:
         place: the prefix.
-        confirm: makes a request to find out whether this process still has the lease that protects the prefix; raises an
-            exception if it does not.
-        adopt: returns the entries of files that were copied below the prefix, given all files and the entries; None: there
-            is no index yet.
+        confirm: makes a request to find out whether this process still has the lease that protects the prefix; raises
+            an exception if it does not.
+        adopt: returns the entries of files that were copied below the prefix, given all files and the entries; None:
+            there is no index yet.
     """
 
     def __init__(

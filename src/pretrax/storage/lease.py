@@ -1,8 +1,9 @@
 """A lease of a path in a bucket: one process at a time may write there.
 
 The lease is an object that is only written if no other process has written it in the meantime. Its holder renews it.
-Another process may take it over once the holder has released it, has ended on the same machine, or has not renewed it for
-the time that the object states. That time is measured by the clock of the process that watches: clocks are never compared.
+Another process may take it over once the holder has released it, has ended on the same machine, or has not renewed it
+for the time that the object states. That time is measured by the clock of the process that watches: clocks are never
+compared.
 
     {"holder": "process 71 on node-3", "since": "2026-11-22 12:00:05 UTC", "seconds": 60, "released": false,
      "token": "5f2c...", "renewals": 17, "process": {"host": "node-3", "pid": "71", ...}}
@@ -226,7 +227,9 @@ def _user_errors(out: BucketPath) -> Iterator[None]:
 
 
 def holder_of(path: BucketPath) -> str:
-    """What a lease says about its holder; '' if there is none, it is released, or its process has ended. Raises OSError."""
+    """What a lease says about its holder; '' if there is none, it is released, or its process has ended. Raises
+    OSError.
+    """
     content = path.read_version().content
     found = _parsed(content)
     is_free = content is None or found.get('released') is True or _has_ended(found)

@@ -12,12 +12,14 @@ from pretrax.storage.bucket_path import SCHEMES, BucketPath
 
 type AnyPath = Path | BucketPath
 
-# `Path('gs://bucket/run')` is `gs:/bucket/run`: the second form is refused too, so that no run lands in a directory `gs:`.
+# `Path('gs://bucket/run')` is `gs:/bucket/run`: the second form is refused too, so that no run lands in a directory
+# `gs:`.
 _URL = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/(/?)')
 
 
 def locate(text: str, directory: AnyPath | None = None) -> AnyPath:
-    """The BucketPath of gs://BUCKET/KEY and s3://BUCKET/KEY; the path of file:///PATH and of any other text, without `..`.
+    """The BucketPath of gs://BUCKET/KEY and s3://BUCKET/KEY; the path of file:///PATH and of any other text, without
+    `..`.
 
     In file:///PATH, %20 is a space.
 
@@ -26,7 +28,8 @@ def locate(text: str, directory: AnyPath | None = None) -> AnyPath:
         directory: where a relative path begins; None: the current directory.
 
     Raises:
-        UserError: another scheme, a malformed URL, a NUL character, a backslash, which TensorStore takes for a slash, or a home directory that nobody has.
+        UserError: another scheme, a malformed URL, a NUL character, a backslash, which TensorStore takes for a slash,
+            or a home directory that nobody has.
     """
     if '\0' in text:
         raise UserError(f'{text!r} is not a path: it has a NUL character')
@@ -77,7 +80,9 @@ def _below(directory: AnyPath | None, text: str) -> AnyPath:
 
 
 def _without_dots(path: Path) -> Path:
-    """Removes `..` and `//`, which TensorStore refuses, from a path. A link before a `..` is followed, as the system does."""
+    """Removes `..` and `//`, which TensorStore refuses, from a path. A link before a `..` is followed, as the system
+    does.
+    """
     parts = path.parts
     if '..' in parts:
         end = len(parts) - parts[::-1].index('..')

@@ -1,8 +1,8 @@
 """Copies a directory on a disk to a bucket while a program writes there.
 
-A thread uploads what has changed. Logs are uploaded in parts (`parts.py`), other files whole. A failed upload is a warning,
-and is tried again. Objects whose files are gone stay. A process that lost the lease overwrites nothing of its successor
-(`index.py`).
+A thread uploads what has changed. Logs are uploaded in parts (`parts.py`), other files whole. A failed upload is a
+warning, and is tried again. Objects whose files are gone stay. A process that lost the lease overwrites nothing of its
+successor (`index.py`).
 """
 
 import contextlib

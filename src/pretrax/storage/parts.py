@@ -1,8 +1,9 @@
 """Files that are appended to, in a bucket: parts of one size below `NAME/`, the last one smaller.
 
-A part is never written twice: a growing file gets another last part, and its index (storage/index.py) names the parts in
-their order. Without an index, the object `NAME` and the objects below it, in the order of their names, are the file: so logs of
-a machine are stored, which no other one writes, those of earlier versions, and those that were copied from a disk.
+A part is never written twice: a growing file gets another last part, and its index (storage/index.py) names the parts
+in their order. Without an index, the object `NAME` and the objects below it, in the order of their names, are the file:
+so logs of a machine are stored, which no other one writes, those of earlier versions, and those that were copied from a
+disk.
 """
 
 import io

@@ -1,12 +1,13 @@
 """A directory in a bucket that appears whole or not at all, whoever else writes it.
 
-Each writer writes below a prefix that no other writer uses, `written-TOKEN/`. The index of the directory names the prefix that
-is the result:
+Each writer writes below a prefix that no other writer uses, `written-TOKEN/`. The index of the directory names the
+prefix that is the result:
 
     {"entries": {"result": "written-5f2c..."}}
 
-It is created, and never replaced. So the first writer that ends makes the result, and a writer that was stopped for a while
-changes nothing of it. Objects below other prefixes can never become the result once the index exists: they are removed then.
+It is created, and never replaced. So the first writer that ends makes the result, and a writer that was stopped for a
+while changes nothing of it. Objects below other prefixes can never become the result once the index exists: they are
+removed then.
 """
 
 import contextlib
@@ -28,7 +29,8 @@ _WRITTEN = re.compile(r'written-[0-9a-f]{16}')
 def new_result(place: BucketPath) -> Iterator[BucketPath]:
     """A prefix to write below, which becomes the result at a place when the block ends without an error.
 
-    If another process makes the result first, that one stays, and what this process has written is removed. Raises OSError.
+    If another process makes the result first, that one stays, and what this process has written is removed. Raises
+    OSError.
     """
     prefix = place / f'written-{secrets.token_hex(8)}'
     try:

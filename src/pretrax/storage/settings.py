@@ -20,8 +20,8 @@ class StorageSettings:
         endpoint: URL of an S3-compatible service; else AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or Amazon.
         region: region of the S3 bucket; else AWS_REGION, AWS_DEFAULT_REGION, or what the service reports.
         profile: profile of `~/.aws/credentials` and `~/.aws/config`; else AWS_PROFILE.
-        retry_seconds: for how long a failing request is repeated, with growing pauses; else PRETRAX_STORAGE_RETRY_SECONDS,
-            or 60.
+        retry_seconds: for how long a failing request is repeated, with growing pauses; else
+            PRETRAX_STORAGE_RETRY_SECONDS, or 60.
     """
 
     endpoint: str | None = None

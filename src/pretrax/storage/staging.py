@@ -18,12 +18,13 @@ UNFINISHED = '.unfinished'  # an object that marks a directory while it is uploa
 def written_directory(place: AnyPath) -> Iterator[Path]:
     """The directory itself; for one in a bucket a temporary directory, uploaded when the block succeeds.
 
-    Other programs read such a directory, so its files have their names in the bucket from the start. The object `.unfinished`
-    says which process uploads; every other object is created, and never replaced. If the upload fails, what has been uploaded
-    is removed. One file at a time is in memory.
+    Other programs read such a directory, so its files have their names in the bucket from the start. The object
+    `.unfinished` says which process uploads; every other object is created, and never replaced. If the upload fails,
+    what has been uploaded is removed. One file at a time is in memory.
 
     Raises:
-        FileExistsError: there are objects in the bucket already, or another process uploads, or was killed while it did.
+        FileExistsError: there are objects in the bucket already, or another process uploads, or was killed while it
+            did.
         OSError: the bucket cannot be written.
     """
     if isinstance(place, Path):
@@ -41,7 +42,9 @@ def written_directory(place: AnyPath) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _marked(place: BucketPath) -> Iterator[list[str]]:
-    """Marks a directory while it is uploaded. Yields a list for what is created, which is removed if the block fails."""
+    """Marks a directory while it is uploaded. Yields a list for what is created, which is removed if the block
+    fails.
+    """
     mark, own, created = place / UNFINISHED, secrets.token_hex(8).encode(), list[str]()
     if not mark.create(own):
         raise _exists(

@@ -11,8 +11,8 @@ from pretrax.storage.locate import AnyPath
 def working_directory(run_dir: AnyPath, index: int = 0) -> Path:
     """The run directory itself if it is on a disk; else a directory below the user's cache.
 
-    Its name has a digest of the URL, the machine and the process, so that no two processes share it by accident: machines
-    often have the same home directory.
+    Its name has a digest of the URL, the machine and the process, so that no two processes share it by accident:
+    machines often have the same home directory.
 
     Args:
         run_dir: the run directory.

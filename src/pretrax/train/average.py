@@ -1,4 +1,5 @@
-"""Averages of the weights: an exponential moving one (`optimizer.ema_decay`), and Schedule-Free's, which is an optimizer.
+"""Averages of the weights: an exponential moving one (`optimizer.ema_decay`), and Schedule-Free's, which is an
+optimizer.
 
 The exponential one is of Polyak and Juditsky 1992, doi:10.1137/0330046.
 """
@@ -43,8 +44,8 @@ class ScheduleFree:
     """An optimizer whose weights are an average. Defazio et al. 2024, arXiv:2405.15682, algorithm 1.
 
     The state's weights are x of the paper: evaluations, samples and exports use the average. The gradient is that at
-    y = (1 - b1) z + b1 x, where decay acts too. A step moves z, and x becomes the mean of all z so far, weighted by the squares
-    of their learning rates, so that a warm-up counts little.
+    y = (1 - b1) z + b1 x, where decay acts too. A step moves z, and x becomes the mean of all z so far, weighted by the
+    squares of their learning rates, so that a warm-up counts little.
 
     Attributes:
         moments: scales the gradient, without momentum: b1 takes its place.
@@ -77,7 +78,9 @@ def gradient_point(optimizer: Optimizer, weights: Any, state: Any) -> Any:
 def next_weights(
     optimizer: Optimizer, weights: Any, point: Any, direction: Any, state: Any, rate: jax.Array, settings: Any
 ) -> tuple[Any, Any]:
-    """The weights and the optimizer's state after a step against `direction`, found at `point`; x and z of Schedule-Free."""
+    """The weights and the optimizer's state after a step against `direction`, found at `point`; x and z of
+    Schedule-Free.
+    """
     if not isinstance(optimizer, ScheduleFree):
         return jax.tree.map(lambda w, u, one: move(w, u, rate, one), weights, direction, settings), state
 

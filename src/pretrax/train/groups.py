@@ -1,4 +1,5 @@
-"""The learning rate and weight decay of each weight, and which weights are frozen (`optimizer.groups`, `freeze`, `no_decay`).
+"""The learning rate and weight decay of each weight, and which weights are frozen (`optimizer.groups`, `freeze`,
+`no_decay`).
 
 Patterns are globs over the names of weights, such as 'layers.q*'. 'layers[:6].*' means only the first six layers, and
 'layers[-1].norm*' the last one.
@@ -82,8 +83,9 @@ def weight_settings(
 ) -> Any:
     """The setting of each weight: that of the first group with a pattern that matches it.
 
-    No gradient moves the weights `BUFFERS`, and `Model.adjust` only those that no group freezes. If the group has no decay, a weight decays by `weight_decay`, or not at all if a pattern
-    of `no_decay` matches it. `arch` is that of a decoder, whose weights `layers.*` are stacked; None: no weight is stacked.
+    No gradient moves the weights `BUFFERS`, and `Model.adjust` only those that no group freezes. If the group has no
+    decay, a weight decays by `weight_decay`, or not at all if a pattern of `no_decay` matches it. `arch` is that of a
+    decoder, whose weights `layers.*` are stacked; None: no weight is stacked.
 
     Raises:
         UserError: a pattern matches no weight, or all weights are frozen.

@@ -20,19 +20,22 @@ from pretrax.train.step import Gradient, Recipe, TrainState, make_gradients, ste
 
 
 class Noise(NamedTuple):
-    """Unbiased estimates of one step. Their noise scale is the quotient of their means over many steps, in sequences."""
+    """Unbiased estimates of one step. Their noise scale is the quotient of their means over many steps, in
+    sequences.
+    """
 
     trace: jax.Array  # f32[]: tr(Sigma), the trace of the covariance of the gradients of single sequences
     square: jax.Array  # f32[]: |G|^2, the square of the norm of the expected gradient
 
 
 def make_noise(recipe: Recipe) -> Callable[[TrainState, Batch], Noise]:
-    """The jitted estimates for a step that is about to be taken; it donates nothing. Batches need two sequences or more.
+    """The jitted estimates for a step that is about to be taken; it donates nothing. Batches need two sequences or
+    more.
 
-    The halves are every other sequence. To get the gradient of a half, the targets of the other one are masked, and the whole
-    batch runs: this works with every mesh, pipeline and number of passes, and costs two forward and backward passes. With
-    gradients a and b of halves of n sequences, |G_small|^2 of the paper is the mean of |a|^2 and |b|^2, and G_big is
-    (a + b) / 2. Its estimates (A.2, A.3) are then
+    The halves are every other sequence. To get the gradient of a half, the targets of the other one are masked, and the
+    whole batch runs: this works with every mesh, pipeline and number of passes, and costs two forward and backward
+    passes. With gradients a and b of halves of n sequences, |G_small|^2 of the paper is the mean of |a|^2 and |b|^2,
+    and G_big is (a + b) / 2. Its estimates (A.2, A.3) are then
 
         |G|^2 = a . b        tr(Sigma) = |a - b|^2 / (1/n + 1/n)
 

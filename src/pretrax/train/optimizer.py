@@ -65,12 +65,13 @@ def muon(
     b2: Annotated[Fraction, Field(description='of Adam: decay of the average of squared gradients')] = 0.95,
     eps: Annotated[Positive, Field(description='added to a divisor, against a division by zero')] = 1e-8,
 ) -> optax.GradientTransformation:
-    """Orthogonalized momentum for the layers' matrices, Adam for the rest. Jordan 2024, kellerjordan.github.io/posts/muon.
+    """Orthogonalized momentum for the layers' matrices, Adam for the rest. Jordan 2024,
+    kellerjordan.github.io/posts/muon.
 
-    Optax differs from Jordan in two ways: Adam has Nesterov's momentum too, and the bias of both momenta is corrected, in that of a
-    matrix before it is orthogonalized. The updates of matrices are then a few percent apart in the first ten steps, and equal
-    after about a hundred.
-    `rms` is the root mean square of an update, so that Adam's learning rate serves both (arXiv:2502.16982, sec. 2.2).
+    Optax differs from Jordan in two ways: Adam has Nesterov's momentum too, and the bias of both momenta is corrected,
+    in that of a matrix before it is orthogonalized. The updates of matrices are then a few percent apart in the first
+    ten steps, and equal after about a hundred. `rms` is the root mean square of an update, so that Adam's learning rate
+    serves both (arXiv:2502.16982, sec. 2.2).
     """
     descent = contrib.muon(
         1.0,
@@ -96,8 +97,8 @@ def soap(
 ) -> optax.GradientTransformation:
     """Adam in the eigenbasis of Shampoo's preconditioner, for matrices and tables; Adam for the rest. arXiv:2409.11321.
 
-    Every `precondition_frequency` steps the eigenvectors are improved. A dimension wider than `max_precond_dim`, such as a
-    vocabulary, has no preconditioner.
+    Every `precondition_frequency` steps the eigenvectors are improved. A dimension wider than `max_precond_dim`, such
+    as a vocabulary, has no preconditioner.
     """
     return scale_by_soap(b1, b2, eps, precondition_frequency, max_precond_dim)
 
@@ -108,6 +109,8 @@ def schedule_free(
     b2: B2 = 0.95,
     eps: Eps = 1e-8,
 ) -> ScheduleFree:
-    """Adam without momentum, whose weights are an average: for a constant rate. Defazio et al. 2024, arXiv:2405.15682."""
+    """Adam without momentum, whose weights are an average: for a constant rate. Defazio et al. 2024,
+    arXiv:2405.15682.
+    """
     moments = optax.scale_by_rms(decay=b2, eps=eps, eps_in_sqrt=False, bias_correction=True)
     return ScheduleFree(moments, b1)

@@ -83,7 +83,8 @@ def polynomial(steps: int, *, warmup: Warmup = 0, power: Power = 2.0, final: Fin
 
 
 def piecewise(steps: int, *, points: Points, warmup: Warmup = 0, between: Between = 'constant') -> Schedule:
-    """The multiplier of the last point, or a straight line to the next one. Constant before the first and after the last.
+    """The multiplier of the last point, or a straight line to the next one. Constant before the first and after the
+    last.
 
     The steps of the points count from the start of the run, not from the end of the warm-up.
     """

@@ -1,12 +1,12 @@
 """Outcomes of a step: it trains, it has nothing to learn, or it is skipped. The last two change no weight.
 
-A step has nothing to learn if no token of its batch is a target. It is skipped if its gradient is not finite, as in fp16 after an
-overflow, or if its loss is a spike (`faults.spike`).
+A step has nothing to learn if no token of its batch is a target. It is skipped if its gradient is not finite, as in
+fp16 after an overflow, or if its loss is a spike (`faults.spike`).
 
 Spikes, and skipping the batches before them: Chowdhery et al. 2022, arXiv:2204.02311, section 5.1.
 
-In fp16 the loss is multiplied by a scale, so that small gradients do not become zero, and the gradient is divided by it.
-Micikevicius et al. 2018, arXiv:1710.03740, section 3.2.
+In fp16 the loss is multiplied by a scale, so that small gradients do not become zero, and the gradient is divided by
+it. Micikevicius et al. 2018, arXiv:1710.03740, section 3.2.
 """
 
 import math

@@ -45,10 +45,11 @@ class _Weight(NamedTuple):
 def scale_by_soap(
     b1: float, b2: float, eps: float, precondition_frequency: int, max_precond_dim: int
 ) -> optax.GradientTransformation:
-    """SOAP's direction. As in the authors' code, the first gradient only gives the first eigenvectors: its direction is zero.
+    """SOAP's direction. As in the authors' code, the first gradient only gives the first eigenvectors: its direction is
+    zero.
 
-    A basis of the same gradient that is divided by its own moments would be a poor start: in it, the gradient is diagonal, so
-    that all other entries of V would be zero.
+    A basis of the same gradient that is divided by its own moments would be a poor start: in it, the gradient is
+    diagonal, so that all other entries of V would be zero.
 
     The products and decompositions run in f32, whatever the default precision of the device.
     """
@@ -132,7 +133,9 @@ def _decompose(products: _Bases, bases: _Bases, v: jax.Array) -> tuple[_Bases, j
 
 
 def _improve(products: _Bases, bases: _Bases, v: jax.Array) -> tuple[_Bases, jax.Array]:
-    """One step of power iteration, and a QR decomposition (algorithm 4). The order follows the eigenvalues, also in V."""
+    """One step of power iteration, and a QR decomposition (algorithm 4). The order follows the eigenvalues, also in
+    V.
+    """
     found: list[jax.Array | None] = []
     for axis, (p, q) in zip((-2, -1), zip(products, bases, strict=True), strict=True):
         if p is None or q is None:

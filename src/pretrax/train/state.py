@@ -39,8 +39,8 @@ def _fresh(recipe: Recipe, weights: Weights) -> TrainState:
 def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
     """The sharding of every array of a state: weights by their types, the optimizer's moments like their weights.
 
-    The square matrices that SOAP has for a weight are sharded like it along the dimensions that count matrices, and over d and
-    t along the rows and columns, if these divide them.
+    The square matrices that SOAP has for a weight are sharded like it along the dimensions that count matrices, and
+    over d and t along the rows and columns, if these divide them.
     """
     mesh = jax.sharding.get_mesh()
     replicated = NamedSharding(mesh, PartitionSpec())

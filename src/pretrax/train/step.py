@@ -207,8 +207,8 @@ def _survey(model: Model, weights: Weights, micros: Batch) -> tuple[Any, ...]:
 def _defer_replicas(weights: Weights, by_layer: bool) -> Weights:
     """Defers the sum of a gradient over the axes that replicate its weight to once per step, not per layer and pass.
 
-    With `by_layer`, the matrices of `weights.layers` are left out: the loop over layers reduces their gradients as it makes
-    them (`reduce_gradient_here`).
+    With `by_layer`, the matrices of `weights.layers` are left out: the loop over layers reduces their gradients as it
+    makes them (`reduce_gradient_here`).
     """
     axes = jax.sharding.get_abstract_mesh().manual_axes
 

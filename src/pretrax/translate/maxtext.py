@@ -14,7 +14,8 @@ from pretrax.translate.translation import Translation
 
 SOURCE = "MaxText's base.yml"
 DEFAULTS = {
-    'run_name': '', 'model_name': 'default', 'decoder_block': 'llama2', 'global_parameter_scale': 1, 'base_emb_dim': 2048,
+    'run_name': '', 'model_name': 'default', 'decoder_block': 'llama2', 'global_parameter_scale': 1,
+    'base_emb_dim': 2048,
     'base_num_query_heads': 16, 'base_num_kv_heads': 16, 'base_mlp_dim': 7168, 'base_num_decoder_layers': 16,
     'head_dim': 128, 'mlp_activations': ['silu', 'linear'], 'normalization_layer_epsilon': 1e-5,
     'logits_via_embedding': False, 'normalize_embedding_logits': True, 'rope_max_timescale': 10000, 'num_experts': 1,
@@ -31,7 +32,8 @@ DEFAULTS = {
 TYPICAL = {
     'base_config', 'base_emb_dim', 'base_num_query_heads', 'base_num_decoder_layers', 'base_mlp_dim', 'decoder_block',
     'per_device_batch_size', 'max_target_length', 'remat_policy', 'base_output_directory', 'ici_fsdp_parallelism',
-    'ici_tensor_parallelism', 'dcn_data_parallelism', 'global_parameter_scale', 'dataset_type', 'learning_rate_schedule_steps',
+    'ici_tensor_parallelism', 'dcn_data_parallelism', 'global_parameter_scale', 'dataset_type',
+    'learning_rate_schedule_steps',
 }  # fmt: skip
 _SIZES = (
     'base_emb_dim', 'base_num_query_heads', 'base_num_kv_heads', 'base_mlp_dim', 'base_num_decoder_layers', 'head_dim',
@@ -161,7 +163,9 @@ def _routing(t: Translation) -> None:
 
 
 def _sizes(t: Translation, stem: str) -> None:
-    """The sizes of a model without a name. MaxText's `global_parameter_scale` multiplies heads, widths and layers in turn."""
+    """The sizes of a model without a name. MaxText's `global_parameter_scale` multiplies heads, widths and layers in
+    turn.
+    """
     block = t.text('decoder_block')
     if block not in BLOCKS:
         if stem in PRESETS:
@@ -212,7 +216,9 @@ def _sizes(t: Translation, stem: str) -> None:
 
 
 def _gemma(t: Translation, block: str) -> None:
-    """MaxText's embedding of a Gemma contains the factor sqrt(d_model), so it divides logits; here embeddings are multiplied."""
+    """MaxText's embedding of a Gemma contains the factor sqrt(d_model), so it divides logits; here embeddings are
+    multiplied.
+    """
     if t.flag('normalize_embedding_logits'):
         t.not_needed('the family multiplies embeddings instead', *t.matching('normalize_embedding_logits'))
     else:
@@ -293,7 +299,8 @@ def _more_choices(t: Translation) -> None:
             'original_length': t.integer('original_max_position_embeddings', 4096),
         }
         t.set('model.rope.scaling', scaling, 'rope_type', 'rope_factor', 'original_max_position_embeddings')
-    used = ('sliding_window_size', 'attention_type', 'attn_logits_soft_cap', 'final_logits_soft_cap', 'attention_bias', 'mlp_bias',
+    used = ('sliding_window_size', 'attention_type', 'attn_logits_soft_cap', 'final_logits_soft_cap', 'attention_bias',
+    'mlp_bias',
             'attention_sink', 'use_qk_norm', 'local_rope_max_timescale', 'rope_*', 'original_max_position_embeddings',
             'max_position_embeddings', 'beta_fast', 'beta_slow', 'mscale')  # fmt: skip
     t.not_needed('not used with these choices', *t.matching(*used))
@@ -387,7 +394,10 @@ def _batch(t: Translation, product: int | None, devices: int | None) -> None:
     rows, accumulation = t.number('per_device_batch_size'), t.integer('gradient_accumulation_steps')
     length = t.integer('max_target_length')
     tokens = round(rows * count * accumulation) * length
-    note = f'per_device_batch_size x devices x gradient_accumulation_steps x max_target_length = {rows:g} x {count} x {accumulation} x {length}'
+    note = (
+        'per_device_batch_size x devices x gradient_accumulation_steps x max_target_length = '
+        f'{rows:g} x {count} x {accumulation} x {length}'
+    )
     t.set('batch.tokens', tokens, 'per_device_batch_size', 'gradient_accumulation_steps', note=note)
     t.set('batch.sequence_length', length, 'max_target_length')
     if accumulation > 1 and rows >= 1:

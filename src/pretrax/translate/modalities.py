@@ -1,6 +1,7 @@
 """Modalities' configurations: YAML of components that refer to each other. github.com/Modalities/modalities
 
-`flat` resolves references between values of the file. Those to the environment, `${cuda_env:WORLD_SIZE}`, stay as they are.
+`flat` resolves references between values of the file. Those to the environment, `${cuda_env:WORLD_SIZE}`, stay as they
+are.
 """
 
 import math
@@ -31,11 +32,14 @@ _UNKNOWN_STEPS = 1000
 _PROFILE, _TARGET = 'settings.step_profile', 'settings.training_target'
 _NOT_NEEDED = (
     ('pretrax wires the parts of a run itself',
-     ('component_key', 'variant_key', '*.component_key', '*.variant_key', '*.instance_key', '*.pass_type', '*_dataloaders')),
+     ('component_key', 'variant_key', '*.component_key', '*.variant_key', '*.instance_key', '*.pass_type',
+     '*_dataloaders')),
     ('batches are a function of the seed and the step; the tokens say where documents end',
-     ('collate_fn.*', '*.collate_fn.*', '*.sampler.config.*', '*.batch_sampler.config.*', '*.dataloader_tag', '*.num_workers', '*.pin_memory', '*.sample_key',
+     ('collate_fn.*', '*.collate_fn.*', '*.sampler.config.*', '*.batch_sampler.config.*', '*.dataloader_tag',
+     '*.num_workers', '*.pin_memory', '*.sample_key',
       '*.reuse_last_target', '*dataset*.config.sequence_length')),
-    ('processes, devices and names are found at the start', ('settings.cuda_env.*', 'settings.experiment_id', 'settings.config_file_path', 'settings.referencing_keys.*')),
+    ('processes, devices and names are found at the start', ('settings.cuda_env.*', 'settings.experiment_id',
+    'settings.config_file_path', 'settings.referencing_keys.*')),
     ('a setting that would have no effect is refused', ('settings.consistency_enforcement.*',)),
     ('the paths of the components are used', ('settings.paths.*', 'settings.intervals.*')),
     ('every program is compiled by XLA', ('*.fullgraph', '*.debug', 'compiled_model.*')),
@@ -43,7 +47,8 @@ _NOT_NEEDED = (
 )  # fmt: skip
 
 
-# component_key -> (whether nothing is lost, the reason). For components that the functions below do not read, or read in part.
+# component_key -> (whether nothing is lost, the reason). For components that the functions below do not read, or read
+# in part.
 _KINDS = {
     'loss': (True, 'the loss is the cross-entropy of the next token'),
     'app_state': (True, 'the state is one pytree'),
@@ -74,7 +79,9 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def translate(t: Translation, stem: str, devices: int | None) -> None:
-    """Fills in a translation. `devices`: how many the micro-batch per rank is meant for; None: those of its mesh, or 1."""
+    """Fills in a translation. `devices`: how many the micro-batch per rank is meant for; None: those of its mesh, or
+    1.
+    """
     components = [Component(t, key.removesuffix(f'.{MARK}')) for key in t.given if key.endswith(f'.{MARK}')]
     decoders = [c for c in components if c.kind == 'model' and c.has('n_layer') and c.has('n_embd')]
     if len(decoders) != 1:
@@ -191,7 +198,10 @@ def _batch(t: Translation, axes: Mapping[str, int | str], devices: int | None) -
     ranks = devices // model if devices else None
     if ranks is None and axes['r'] != 'auto' and axes['d'] != 'auto':
         ranks = int(axes['r']) * int(axes['d'])
-    note = f'sequence_length x micro-batch x accumulation x data-parallel ranks = {length} x {rows} x {accumulation} x {ranks or 1}'
+    note = (
+        'sequence_length x micro-batch x accumulation x data-parallel ranks = '
+        f'{length} x {rows} x {accumulation} x {ranks or 1}'
+    )
     keys = (given, f'{_PROFILE}.gradient_accumulation_steps')
     t.set('batch.tokens', length * rows * accumulation * (ranks or 1), *keys, note=note)
     t.set('batch.sequence_length', length, f'{_PROFILE}.sequence_length')

@@ -8,7 +8,8 @@ from pretrax.config.problems import shown
 from pretrax.errors import UserError
 from pretrax.translate.translation import Translation
 
-MODEL_WRAPPERS = {'fsdp_wrapped', 'fsdp1_wrapped', 'fsdp2_wrapped', 'model_initialized', 'compiled', 'activation_checkpointed',
+MODEL_WRAPPERS = {'fsdp_wrapped', 'fsdp1_wrapped', 'fsdp2_wrapped', 'model_initialized', 'compiled',
+'activation_checkpointed',
                   'gpt2_tp', 'debugging_enriched', 'fsdp1_checkpointed', 'activation_checkpointed_fsdp1'}  # fmt: skip
 _MULTIPLE = 256  # what the width of a SwiGLU is rounded up to
 _MESH = {'data_parallel_replicate_degree': 'r', 'data_parallel_shard_degree': 'd', 'tensor_parallel_degree': 't',
@@ -152,7 +153,8 @@ def _norms(c: Component) -> None:
     kinds = set(found.values())
     if len(kinds) > 1 or kinds - _NORMS.keys():
         raise UserError(
-            f'{t.file}: the norms of {c.path} are {shown(sorted(kinds))}; expected one of {", ".join(_NORMS)} for all of them'
+            f'{t.file}: the norms of {c.path} are {shown(sorted(kinds))}; expected one of {", ".join(_NORMS)} for all '
+            'of them'
         )
     if found:
         kind = _NORMS[kinds.pop()]
@@ -174,7 +176,9 @@ def _norms(c: Component) -> None:
 
 
 def mesh(t: Translation, components: Sequence[Component]) -> dict[str, int | str]:
-    """Sets the mesh and the dtypes of the wrapper of the model. Returns the axes, those that are not given as 1 or auto."""
+    """Sets the mesh and the dtypes of the wrapper of the model. Returns the axes, those that are not given as 1 or
+    auto.
+    """
     axes: dict[str, int | str] = {'r': 1, 'd': 'auto', 'c': 1, 't': 1, 'p': 1}
     for c in components:
         if c.kind == 'device_mesh':

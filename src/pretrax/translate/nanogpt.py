@@ -1,4 +1,6 @@
-"""nanoGPT's configurations: Python files of assignments, over the defaults in its train.py. github.com/karpathy/nanoGPT"""
+"""nanoGPT's configurations: Python files of assignments, over the defaults in its train.py.
+github.com/karpathy/nanoGPT
+"""
 
 import math
 
@@ -9,7 +11,8 @@ from pretrax.translate.translation import Translation, run_name
 SOURCE = "nanoGPT's train.py"
 DEFAULTS = {
     'eval_interval': 2000, 'log_interval': 1, 'eval_iters': 200, 'eval_only': False, 'always_save_checkpoint': True,
-    'init_from': 'scratch', 'wandb_log': False, 'wandb_project': 'owt', 'wandb_run_name': 'gpt2', 'dataset': 'openwebtext',
+    'init_from': 'scratch', 'wandb_log': False, 'wandb_project': 'owt', 'wandb_run_name': 'gpt2',
+    'dataset': 'openwebtext',
     'gradient_accumulation_steps': 40, 'batch_size': 12, 'block_size': 1024, 'n_layer': 12, 'n_head': 12, 'n_embd': 768,
     'dropout': 0.0, 'bias': False, 'learning_rate': 6e-4, 'max_iters': 600000, 'weight_decay': 0.1, 'beta1': 0.9,
     'beta2': 0.95, 'grad_clip': 1.0, 'decay_lr': True, 'warmup_iters': 2000, 'lr_decay_iters': 600000, 'min_lr': 6e-5,
@@ -25,7 +28,9 @@ _COMPUTE = {'bfloat16': 'bf16', 'float16': 'fp16', 'float32': 'f32'}
 
 
 def translate(t: Translation, stem: str, devices: int | None) -> None:
-    """Fills in a translation. `stem` is the name of the file without its ending; the batch does not depend on devices."""
+    """Fills in a translation. `stem` is the name of the file without its ending; the batch does not depend on
+    devices.
+    """
     label = t.given.get('wandb_run_name')
     if isinstance(label, str) and label:
         t.set('name', run_name(label), 'wandb_run_name')
@@ -58,7 +63,8 @@ def _model(t: Translation) -> None:
         t.not_needed('init_from decides it, as in nanoGPT', *_SIZES, 'bias')
         if t.integer('block_size') < 1024:
             t.no_equivalent(
-                'nanoGPT cuts the learned positions to block_size; here all 1,024 are kept, and the first ones are used',
+                'nanoGPT cuts the learned positions to block_size; here all 1,024 are kept, and the first ones are '
+                'used',
                 'block_size',
             )
     else:
@@ -164,7 +170,8 @@ def _checkpoints_and_logs(t: Translation) -> None:
     t.changed('batches of the whole step, in a fixed order, and of held-out tokens only', 'eval_iters')
     if t.flag('eval_only'):
         t.no_equivalent(
-            'this configuration trains; a run evaluates at eval.every and at its end, and pretrax eval MODEL on tasks and texts',
+            'this configuration trains; a run evaluates at eval.every and at its end, and pretrax eval MODEL on tasks '
+            'and texts',
             'eval_only',
         )
     else:

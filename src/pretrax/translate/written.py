@@ -13,14 +13,17 @@ _WIDTH = 110
 _SHOWN = (Fate.CHANGED, Fate.NO_EQUIVALENT, Fate.UNKNOWN)  # in the terminal
 _LISTED = (*_SHOWN, Fate.NOT_NEEDED)  # in the file
 _SECTIONS = (
-    'name', 'run_dir', 'seed', 'steps', 'init_from', 'model', 'data', 'batch', 'optimizer', 'schedule', 'mesh', 'precision',
+    'name', 'run_dir', 'seed', 'steps', 'init_from', 'model', 'data', 'batch', 'optimizer', 'schedule', 'mesh',
+    'precision',
     'memory', 'checkpoint', 'faults', 'eval', 'log',
 )  # fmt: skip
 _SHOWN_KEYS = 4  # of those that share a reason, in the terminal
 
 
 def yaml_text(translation: Translation) -> str:
-    """The configuration, with the origin of each value, and with every other key of the input in comments at the end."""
+    """The configuration, with the origin of each value, and with every other key of the input in comments at the
+    end.
+    """
     values = nested(translation.values)
     lines = list(_lines({name: values[name] for name in _SECTIONS if name in values}, '', 0, translation.values))
     assert values.keys() <= set(_SECTIONS)

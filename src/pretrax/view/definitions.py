@@ -46,7 +46,8 @@ DEFINITIONS = {
     'hidden_mse': Definition(
         'hidden states',
         '',
-        "squared error of hidden states relative to the teacher's, without its weight in the loss; 1 is the error of zeros",
+        "squared error of hidden states relative to the teacher's, without its weight in the loss; 1 is the error of "
+        "zeros",
     ),
     'bits_per_byte': Definition(
         'bits per byte',
@@ -78,7 +79,8 @@ DEFINITIONS = {
     'steps_without_targets': Definition(
         'steps without targets',
         '',
-        'steps that had nothing to learn, since no token of their batches is a target: they changed neither weights nor optimizer, '
+        'steps that had nothing to learn, since no token of their batches is a target: they changed neither weights '
+        'nor optimizer, '
         'and are not faults; their lines have no loss',
     ),
     'goodput': Definition(
@@ -110,28 +112,39 @@ DEFINITIONS = {
     'memory_peak_bytes': Definition(
         'peak memory', 'bytes', 'the most memory that was in use at once on a device of process 0 so far; not on CPUs'
     ),
-    'batch': Definition('batch', '', "number of the step's batch; the step minus 1, and more after a rollback, which skips batches"),
-    'logit_max': Definition('largest logit', '', 'maximum over the counted targets of the step and the vocabulary; with `log.layers`'),
-    'log_partition': Definition('log-partition', 'nats', 'log(sum(exp(logits))), mean over the counted targets; with `log.layers`'),
-    'attention_logit_max': Definition('largest attention logit', '', 'maximum over layers and heads; with `log.layers`'),
+    'batch': Definition('batch', '',
+    "number of the step's batch; the step minus 1, and more after a rollback, which skips batches"),
+    'logit_max': Definition('largest logit', '',
+    'maximum over the counted targets of the step and the vocabulary; with `log.layers`'),
+    'log_partition': Definition('log-partition', 'nats',
+    'log(sum(exp(logits))), mean over the counted targets; with `log.layers`'),
+    'attention_logit_max': Definition('largest attention logit', '',
+    'maximum over layers and heads; with `log.layers`'),
     'attention_entropy': Definition('attention entropy', 'nats', 'mean over layers and heads; with `log.layers`'),
     'dead_units': Definition('dead units', 'fraction of 1', 'mean over layers; with `log.layers`'),
-    'loss/NAME': Definition('training loss of NAME', 'nats per token', 'mean over the tokens of each source of a mixture; with `log.layers`'),
+    'loss/NAME': Definition('training loss of NAME', 'nats per token',
+    'mean over the tokens of each source of a mixture; with `log.layers`'),
     'noise_scale': Definition(
-        'gradient noise scale', 'tokens', '`sequence_length` times the mean of `noise_trace` divided by that of `noise_square`; with `log.noise_scale`'
+        'gradient noise scale', 'tokens',
+        '`sequence_length` times the mean of `noise_trace` divided by that of `noise_square`; with `log.noise_scale`'
     ),
     'noise_trace': Definition(
-        'gradient noise', '', 'estimate of the trace of the covariance of the gradients of single sequences; with `log.noise_scale`'
+        'gradient noise', '',
+        'estimate of the trace of the covariance of the gradients of single sequences; with `log.noise_scale`'
     ),
     'noise_square': Definition(
-        'squared gradient', '', 'estimate of the squared norm of the gradient without noise, which may be negative; with `log.noise_scale`'
+        'squared gradient', '',
+        'estimate of the squared norm of the gradient without noise, which may be negative; with `log.noise_scale`'
     ),
-    'loss_scale': Definition('scale of the loss', '', 'what the loss was multiplied by; with `precision.compute: fp16`'),
+    'loss_scale': Definition('scale of the loss', '',
+    'what the loss was multiplied by; with `precision.compute: fp16`'),
     'val_loss': Definition(
-        'validation loss', 'nats per token', 'mean over the counted tokens of held-out text; only in lines with an evaluation'
+        'validation loss', 'nats per token',
+        'mean over the counted tokens of held-out text; only in lines with an evaluation'
     ),
     'val_loss_ema': Definition(
-        'validation loss of the average', 'nats per token', 'validation loss with the moving average of the weights; with `optimizer.ema_decay`'
+        'validation loss of the average', 'nats per token',
+        'validation loss with the moving average of the weights; with `optimizer.ema_decay`'
     ),
     'val_bits_per_byte': Definition(
         'validation bits per byte', 'bits', 'the validation loss per byte of text; only in lines with an evaluation'
@@ -140,7 +153,8 @@ DEFINITIONS = {
         'validation loss of NAME', 'nats per token', 'mean over the held-out text of each source of a mixture'
     ),
     'task/NAME': Definition('NAME', '', 'metric of a task of `eval.tasks`'),
-    'task_stderr/NAME': Definition('standard error of NAME', '', 'standard error of the metric of a task, over its documents'),
+    'task_stderr/NAME': Definition('standard error of NAME', '',
+    'standard error of the metric of a task, over its documents'),
 }  # fmt: skip
 
 # What pages say of a run besides its metrics.
@@ -148,7 +162,8 @@ OF_RUNS = {
     'state': Definition(
         'State',
         '',
-        'running; stalled: running, without a new line for much longer than usual; finished: all steps are done; stopped: '
+        'running; stalled: running, without a new line for much longer than usual; finished: all steps are done; '
+        'stopped: '
         'as asked; failed: with an error; lost: it ended without saying how, as after a kill; waiting: it has written '
         'nothing yet; removed: its directory is gone',
     ),
@@ -170,7 +185,8 @@ OF_RUNS = {
         'Curves',
         '',
         'Each point is one line of metrics.jsonl. In a run with more than 4,096 lines, a point is the mean of 2, '
-        '4, 8 or more lines that follow each other, and the band shows their range. Smoothing is an exponential moving average of the '
+        '4, 8 or more lines that follow each other, and the band shows their range. Smoothing is an exponential '
+        'moving average of the '
         'points with this weight; the pale line has the points. A cross is a number that is not finite.',
     ),
 }
@@ -179,7 +195,8 @@ OF_RUNS = {
 FIGURES = OF_RUNS | {
     'duration': Definition('duration', 's', 'from the first event of the first attempt to the newest line or event'),
     'rollbacks': Definition(
-        'rollbacks', '', 'returns to an earlier checkpoint after many skipped steps in a row; those steps were trained again'
+        'rollbacks', '', 'returns to an earlier checkpoint after many skipped steps in a row; those steps were '
+        'trained again'
     ),
     'flops': Definition(
         'training FLOPs', 'FLOPs', 'tokens times the FLOPs per token that the model needs, with causal attention'
@@ -197,23 +214,28 @@ FIGURES = OF_RUNS | {
         'complete after', 's', 'from the beginning of a save to its manifest, most of it while training continues'
     ),
     'pauses': Definition(
-        'between steps', 's', 'time of evaluations, samples, saves and traces, in which no step was computed, as in pauses.jsonl'
+        'between steps', 's',
+        'time of evaluations, samples, saves and traces, in which no step was computed, as in pauses.jsonl'
     ),
     'memory_planned': Definition(
         'planned', 'bytes per device', 'expected from sizes before compiling, by purpose, in the phase that needs most'
     ),
     'memory_compiled': Definition(
-        'compiled', 'bytes per device', 'what the compiler allocates for the step: arguments, temporaries, results, program'
+        'compiled', 'bytes per device',
+        'what the compiler allocates for the step: arguments, temporaries, results, program'
     ),
     'memory_peak': Definition(
         'measured', 'bytes', 'the most that was in use on one device; on a CPU, by the whole process'
     ),
-    'memory_limit': Definition('available', 'bytes per device', 'memory of a device; CPU devices share that of the machine'),
+    'memory_limit': Definition('available', 'bytes per device',
+    'memory of a device; CPU devices share that of the machine'),
     'phase_predicted': Definition(
-        'predicted', 's', 'time of a phase that does not overlap with other work, from sizes and the speed of the device'
+        'predicted', 's', 'time of a phase that does not overlap with other work, from sizes and the speed of the '
+        'device'
     ),
     'phase_traced': Definition(
-        'traced', 's', 'time per step and device of a phase in the newest trace: operations, communication that nothing '
+        'traced', 's', 'time per step and device of a phase in the newest trace: operations, communication that '
+        'nothing '
         'hides, and gaps',
     ),
     'step_measured': Definition(
@@ -223,7 +245,8 @@ FIGURES = OF_RUNS | {
         'limit', 's', "FLOPs of a step over the peak of all devices: a step with an MFU of 1 takes this time"
     ),
     'mesh': Definition(
-        'mesh', '', 'places of the devices: each cell is a device with its number; devices of one process have one color'
+        'mesh', '', 'places of the devices: each cell is a device with its number; devices of one process have one '
+        'color'
     ),
     'origin': Definition('origin', '', 'where a value of the configuration came from'),
     'sample': Definition('sample', '', 'text that the model wrote after the prompt, at this step'),
@@ -232,46 +255,69 @@ FIGURES = OF_RUNS | {
 
 # Terms of comparisons; docs/see.md explains the statistics.
 COMPARISONS = {
-    'arm': Definition('arm', '', 'runs of the same configuration and code, which differ only in their seed; the first arm is the baseline'),
+    'arm': Definition('arm', '',
+    'runs of the same configuration and code, which differ only in their seed; the first arm is the baseline'),
     'seeds': Definition('seeds', '', 'the seeds of the runs of an arm'),
-    'final': Definition('final value', '', 'mean over the seeds of the last evaluation that all runs have reached, or of the training losses in the last part of the run'),
-    'seed_deviation': Definition('sd between seeds', '', 'standard deviation of the final values of the seeds of an arm'),
+    'final': Definition('final value', '',
+    'mean over the seeds of the last evaluation that all runs have reached, or of the training losses in the last '
+    'part of the run'),
+    'seed_deviation': Definition('sd between seeds', '',
+    'standard deviation of the final values of the seeds of an arm'),
     'best': Definition('best val_loss', 'nats per token', 'lowest validation loss of a run, mean over the runs'),
     'last': Definition('last loss', 'nats per token', 'training loss of the last line, mean over the runs'),
     'end': Definition('end', '', 'tokens or steps of the shortest run of the arm'),
-    'interval': Definition('interval of the difference', '', 'confidence interval of the final value of the arm minus that of the baseline, from the noise between seeds'),
-    'saved': Definition('fewer', 'percent', 'how much earlier the mean curve of one arm reaches the final value of the other than that one ends'),
-    'difference': Definition('what differs', '', 'keys of the configuration, versions, data, hardware and mesh that are not the same in all arms'),
+    'interval': Definition('interval of the difference', '',
+    'confidence interval of the final value of the arm minus that of the baseline, from the noise between seeds'),
+    'saved': Definition('fewer', 'percent',
+    'how much earlier the mean curve of one arm reaches the final value of the other than that one ends'),
+    'difference': Definition('what differs', '',
+    'keys of the configuration, versions, data, hardware and mesh that are not the same in all arms'),
 }  # fmt: skip
 
-# Keys of layer_statistics.jsonl. `gradient_norm/q` is that of one kind of weight, and has the definition of `gradient_norm`.
+# Keys of layer_statistics.jsonl. `gradient_norm/q` is that of one kind of weight, and has the definition of
+# `gradient_norm`.
 LAYER_DEFINITIONS = {
-    'residual_rms': Definition('residual RMS', '', 'root mean square of the residual stream after the layer, over the tokens that count'),
+    'residual_rms': Definition('residual RMS', '',
+    'root mean square of the residual stream after the layer, over the tokens that count'),
     'residual_max': Definition('largest residual', '', 'largest absolute value of the residual stream after the layer'),
     'attention_rms': Definition('attention RMS', '', 'root mean square of what attention adds to the residual stream'),
-    'attention_max': Definition('largest attention output', '', 'largest absolute value of what attention adds to the residual stream'),
-    'feed_forward_rms': Definition('feed-forward RMS', '', 'root mean square of what the feed-forward adds to the residual stream'),
-    'feed_forward_max': Definition('largest feed-forward output', '', 'largest absolute value of what the feed-forward adds to the residual stream'),
-    'attention_entropy': Definition('attention entropy', 'nats', 'by head: entropy of the attention of a query, mean over sampled queries'),
-    'attention_logit_max': Definition('largest attention logit', '', 'by head: largest score of a sampled query and a key that it sees, scaled, before any soft cap'),
-    'dead_units': Definition('dead units', 'fraction of 1', 'units of the feed-forward whose activation function had no input above zero'),
+    'attention_max': Definition('largest attention output', '',
+    'largest absolute value of what attention adds to the residual stream'),
+    'feed_forward_rms': Definition('feed-forward RMS', '',
+    'root mean square of what the feed-forward adds to the residual stream'),
+    'feed_forward_max': Definition('largest feed-forward output', '',
+    'largest absolute value of what the feed-forward adds to the residual stream'),
+    'attention_entropy': Definition('attention entropy', 'nats',
+    'by head: entropy of the attention of a query, mean over sampled queries'),
+    'attention_logit_max': Definition('largest attention logit', '',
+    'by head: largest score of a sampled query and a key that it sees, scaled, before any soft cap'),
+    'dead_units': Definition('dead units', 'fraction of 1',
+    'units of the feed-forward whose activation function had no input above zero'),
     'expert_load': Definition('expert load', '', 'by expert: tokens that chose it, relative to an even share of 1'),
-    'expert_entropy': Definition('expert load entropy', 'fraction of 1', 'entropy of the shares of the experts, relative to even shares'),
-    'dropped_fraction': Definition('dropped choices', 'fraction of 1', "choices of experts beyond an expert's capacity"),
+    'expert_entropy': Definition('expert load entropy', 'fraction of 1',
+    'entropy of the shares of the experts, relative to even shares'),
+    'dropped_fraction': Definition('dropped choices', 'fraction of 1',
+    "choices of experts beyond an expert's capacity"),
     'gradient_norm': Definition('gradient norm', '', 'norm of the gradient before clipping'),
     'gradient_rms': Definition('gradient RMS', '', 'root mean square of the gradient before clipping'),
     'gradient_max': Definition('largest gradient', '', 'largest absolute value of the gradient before clipping'),
     'weight_norm': Definition('weight norm', '', 'norm of the weights before the step'),
     'weight_rms': Definition('weight RMS', '', 'root mean square of the weights before the step'),
     'weight_max': Definition('largest weight', '', 'largest absolute value of the weights before the step'),
-    'update_norm': Definition('update norm', '', 'norm of the change of the weights in the step; 0 if the step is skipped'),
+    'update_norm': Definition('update norm', '',
+    'norm of the change of the weights in the step; 0 if the step is skipped'),
     'update_rms': Definition('update RMS', '', 'root mean square of the change of the weights'),
     'update_max': Definition('largest update', '', 'largest absolute value of the change of the weights'),
-    'update_ratio': Definition('update ratio', '', 'norm of the change of the weights, divided by the norm of the weights'),
-    'logit_max': Definition('largest logit', '', 'for the whole model: maximum over the counted targets and the vocabulary'),
-    'log_partition': Definition('log-partition', 'nats', 'for the whole model: log(sum(exp(logits))), mean over the counted targets'),
-    'loss_by_position': Definition('loss by position', 'nats per token', 'for the whole model: mean in 16 equal parts of the sequence length, by the position in the document'),
-    'loss_by_source': Definition('loss by source', 'nats per token', 'for the whole model: mean over the tokens of each source of a mixture, in the order of the configuration'),
+    'update_ratio': Definition('update ratio', '',
+    'norm of the change of the weights, divided by the norm of the weights'),
+    'logit_max': Definition('largest logit', '',
+    'for the whole model: maximum over the counted targets and the vocabulary'),
+    'log_partition': Definition('log-partition', 'nats',
+    'for the whole model: log(sum(exp(logits))), mean over the counted targets'),
+    'loss_by_position': Definition('loss by position', 'nats per token',
+    'for the whole model: mean in 16 equal parts of the sequence length, by the position in the document'),
+    'loss_by_source': Definition('loss by source', 'nats per token',
+    'for the whole model: mean over the tokens of each source of a mixture, in the order of the configuration'),
 }  # fmt: skip
 
 

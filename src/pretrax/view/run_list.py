@@ -160,7 +160,8 @@ def _best_validation(content: bytes) -> tuple[float, int] | None:
         place = content.find(_VALIDATION, end)
     column = parse_columns(b'\n'.join([*lines, b''])).get('val_loss')
     known = [] if column is None else [
-        (float(value), int(step)) for value, step in zip(column.values, column.steps, strict=True) if math.isfinite(value)
+        (float(value), int(step)) for value, step in zip(column.values, column.steps,
+        strict=True) if math.isfinite(value)
     ]  # fmt: skip
     return min(known) if known else None
 

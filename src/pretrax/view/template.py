@@ -24,7 +24,8 @@ def template(name: str) -> 'jinja2.Template':
 
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        loader=jinja2.ChoiceLoader([jinja2.PackageLoader('pretrax.view', ''), jinja2.PackageLoader('pretrax.page_kit', '')]),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader('pretrax.view', ''), jinja2.PackageLoader('pretrax.page_kit',
+        '')]),
         finalize=lambda value: printable(value) if type(value) is str else value,
     )  # fmt: skip
     environment.globals['script'] = lambda path: Markup(script_text(files('pretrax.view').joinpath(path)))

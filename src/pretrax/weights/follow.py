@@ -16,8 +16,9 @@ POLL_SECONDS, POLL_BUCKET_SECONDS = 1.0, 15.0
 def follow(trained: Trained, use: Callable[[Any, int], None], report: Report, stop: threading.Event) -> None:
     """Calls `use` with the weights and the step of each checkpoint that is the newest of its run, until it is stopped.
 
-    A checkpoint that cannot be read, for example since it has just been removed, is reported once; the weights in use stay,
-    and the next checkpoint is tried. The same holds for one with another model or tokenizer, which another run has written.
+    A checkpoint that cannot be read, for example since it has just been removed, is reported once; the weights in use
+    stay, and the next checkpoint is tried. The same holds for one with another model or tokenizer, which another run
+    has written.
 
     Args:
         trained: the checkpoint that is used now.

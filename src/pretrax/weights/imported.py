@@ -40,8 +40,8 @@ def import_checkpoint(
         allow_not_finite: import weights with numbers that are NaN or infinite, which are then only reported.
 
     Raises:
-        UserError: there is no checkpoint, its model is not supported, its files are damaged, or numbers are not finite; or there is
-            no such token.
+        UserError: there is no checkpoint, its model is not supported, its files are damaged, or numbers are not finite;
+            or there is no such token.
     """
     model = open_model(place)
     directory = locate(out or f'runs/{_name(place)}')

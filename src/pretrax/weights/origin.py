@@ -1,4 +1,6 @@
-"""Where `init_from:` takes weights from: a checkpoint of Hugging Face, or one of a run. Both are read piece by piece."""
+"""Where `init_from:` takes weights from: a checkpoint of Hugging Face, or one of a run. Both are read piece by
+piece.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,16 +23,20 @@ from pretrax.run.setup import Run
 from pretrax.storage import AnyPath
 from pretrax.weights.saved import HF, SavedModel, open_saved
 
-# Options of the architecture that may change between a checkpoint and the run that starts from it: any value of them works
-# with the same weights, and a difference is reported. So may those that only training uses (`configs.NOT_COMPUTED`).
+# Options of the architecture that may change between a checkpoint and the run that starts from it: any value of them
+# works with the same weights, and a difference is reported. So may those that only training uses
+# (`configs.NOT_COMPUTED`).
 FREE = frozenset((
-    'norm.eps', 'rope.base', 'rope.local_base', 'rope.scaling', 'rope.fraction', 'rope.nope_every', 'rope.nope_global', 'attention.window',
-    'attention.global_every', 'attention.query_pre_attn_scalar', 'attention.softcap', 'head.softcap', 'feed_forward.swiglu_limit', 'embedding.scale',
-    'embedding.multiplier', 'block.residual_multiplier', 'head.multiplier', 'experts.router.scale', 'attention.window_type', 'attention.temperature',
+    'norm.eps', 'rope.base', 'rope.local_base', 'rope.scaling', 'rope.fraction', 'rope.nope_every', 'rope.nope_global',
+    'attention.window',
+    'attention.global_every', 'attention.query_pre_attn_scalar', 'attention.softcap', 'head.softcap',
+    'feed_forward.swiglu_limit', 'embedding.scale',
+    'embedding.multiplier', 'block.residual_multiplier', 'head.multiplier', 'experts.router.scale',
+    'attention.window_type', 'attention.temperature',
     'attention.temperature_length',
 ))  # fmt: skip
-# The others decide which weights there are, their sizes or their meaning, and must be equal. layer_types must if it changes
-# what mixes the tokens of a layer, and not if it changes only its window.
+# The others decide which weights there are, their sizes or their meaning, and must be equal. layer_types must if it
+# changes what mixes the tokens of a layer, and not if it changes only its window.
 
 Piece = tuple[tuple[int, ...], np.ndarray]  # its index along the leading dimensions of the weight, and its values
 
@@ -90,7 +96,8 @@ class Origin:
 
 
 def open_origin(place: str, mtp_layers: int = 0, key: str = 'init_from') -> Origin:
-    """Opens hf:DIR_OR_ID, with at most `mtp_layers` modules of multi-token prediction, or a run or checkpoint. Reads no weight.
+    """Opens hf:DIR_OR_ID, with at most `mtp_layers` modules of multi-token prediction, or a run or checkpoint. Reads no
+    weight.
 
     Raises:
         UserError: there is no checkpoint, or its model is unknown.
@@ -103,7 +110,8 @@ def with_layers(origin: Origin, layers: Sequence[int]) -> Origin:
     """The weights of a decoder that has only these layers of another one, in this order.
 
     Raises:
-        UserError: there is no such layer, or the layers are of other kinds than those of a decoder with this number of layers.
+        UserError: there is no such layer, or the layers are of other kinds than those of a decoder with this number of
+            layers.
     """
     key, arch = f'{origin.key}.layers', origin.arch
     if arch is None:
@@ -117,7 +125,8 @@ def with_layers(origin: Origin, layers: Sequence[int]) -> Origin:
     wrong = [i for i, layer in enumerate(layers) if arch.kinds[layer] != fewer.kinds[i]]
     if wrong:
         raise UserError(
-            f'{key}: layer {layers[wrong[0]]} of {origin.place} is of another kind than layer {wrong[0]} of the model has to be\n'
+            f'{key}: layer {layers[wrong[0]]} of {origin.place} is of another kind than layer {wrong[0]} of the model '
+            'has to be\n'
             'choose layers that repeat the pattern of its kinds'
         )
     return dataclasses.replace(origin, arch=fewer, pieces=_ChosenLayers(origin.pieces, arch, layers))
@@ -241,7 +250,8 @@ def check_same_model(origin: Origin, run: Run, partial: bool, report: Report) ->
         left_out = f'model.{shaping[0]}' if shaping[0] in given else 'the keys of model:'
         raise UserError(
             f'init_from: model.{shaping[0]} differs: {differences[shaping[0]]}\n'
-            f'leave out {left_out}, to use what the checkpoint has; or take only the weights that fit: init_from.partial'
+            f'leave out {left_out}, to use what the checkpoint has; or take only the weights that fit: '
+            'init_from.partial'
         )
     for name, what in differences.items():
         if name not in allowed:

@@ -97,8 +97,8 @@ class SavedModel:
     def begin_of_text(self, tokenizer: bytes | None) -> tuple[int, ...]:
         """The ids that began the texts that the model was trained on.
 
-        An older pretrax recorded none: texts began with what tokenizer.json adds if the model was imported, otherwise with
-        nothing.
+        An older pretrax recorded none: texts began with what tokenizer.json adds if the model was imported, otherwise
+        with nothing.
 
         Args:
             tokenizer: the content of its tokenizer.json.
@@ -141,7 +141,9 @@ def stated_options(place: str, key: str) -> TransformerOptions:
 
 
 def decoder_options(section: dict[str, Any], where: str) -> TransformerOptions:
-    """The options of a decoder; `where` begins the message of a UserError if this version of pretrax does not know them."""
+    """The options of a decoder; `where` begins the message of a UserError if this version of pretrax does not know
+    them.
+    """
     try:
         return TransformerOptions(**section)
     except ValidationError as error:

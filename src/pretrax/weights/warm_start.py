@@ -1,7 +1,7 @@
 """`init_from:` starts a run from the weights of another checkpoint: of Hugging Face (hf:DIR_OR_ID), or of a run.
 
-Weights are read piece by piece and copied to the devices that the mesh assigns them to. No device and no host ever holds
-all of them.
+Weights are read piece by piece and copied to the devices that the mesh assigns them to. No device and no host ever
+holds all of them.
 """
 
 import dataclasses
@@ -35,11 +35,12 @@ SIZED_BY_VOCABULARY = ('embed', 'unembed', 'unembed_bias')
 
 
 def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
-    """The state that a run starts from, on its devices: weights of a checkpoint, and its optimizer and step if configured.
+    """The state that a run starts from, on its devices: weights of a checkpoint, and its optimizer and step if
+    configured.
 
     Raises:
-        UserError: there is no checkpoint, its model or its sizes differ, its tokenizer is not that of the data, or numbers of a
-            Hugging Face checkpoint are not finite.
+        UserError: there is no checkpoint, its model or its sizes differ, its tokenizer is not that of the data, or
+            numbers of a Hugging Face checkpoint are not finite.
     """
     start = InitFrom(path=start) if isinstance(start, str) else start
     asked = [key for key in ('optimizer', 'step') if getattr(start, key)]
@@ -63,7 +64,8 @@ def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
         state = state._replace(**restore(origin.saved.directory, origin.saved.step, wanted))
         if int(state.step) >= run.steps:
             raise UserError(
-                f'init_from.step: {start.path} is at step {int(state.step)}, and steps = {run.steps} counts its steps too\n'
+                f'init_from.step: {start.path} is at step {int(state.step)}, and steps = {run.steps} counts its steps '
+                'too\n'
                 'use a larger steps=, or leave out init_from.step'
             )
     if is_first_process():
@@ -195,7 +197,9 @@ def _report_partial(
 
 
 def check_finite(origin: Origin, report: Report) -> None:
-    """Reports numbers that are NaN or infinite. Those of Hugging Face are refused: they were not made by this user's run."""
+    """Reports numbers that are NaN or infinite. Those of Hugging Face are refused: they were not made by this user's
+    run.
+    """
     if said := not_finite_text(origin.pieces.not_finite):
         if origin.is_hugging_face:
             raise UserError(
@@ -232,7 +236,9 @@ def _name(path: Any) -> str:
 
 
 def check_tokenizer(start: Origin, ours: Any, report: Report) -> None:
-    """Raises UserError if an id that both tokenizers have is another token in each. Reports if texts begin differently."""
+    """Raises UserError if an id that both tokenizers have is another token in each. Reports if texts begin
+    differently.
+    """
     content = getattr(ours, 'content', None)
     if content is not None and start.tokenizer is not None and ours.begin_of_text != start.begin_of_text:
         report(
@@ -260,7 +266,8 @@ def check_tokenizer(start: Origin, ours: Any, report: Report) -> None:
             'use its tokenizer.json: data.tokenizer=PATH'
         )
     report(
-        f'{start.key}: the tokenizer of {start.place} is another file, but the {len(before.keys() & now.keys()):,} tokens agree'
+        f'{start.key}: the tokenizer of {start.place} is another file, but the {len(before.keys() & now.keys()):,} '
+        'tokens agree'
     )
 
 
@@ -279,7 +286,8 @@ class _FittedPieces:
         left_out = [name for name in theirs if name.startswith(MODULES) and name not in self.shapes]
         if left_out:
             report(
-                f'{start.key}: multi-token prediction of {start.place} is not used, because of model.multi_token.n_layers'
+                f'{start.key}: multi-token prediction of {start.place} is not used, because of '
+                'model.multi_token.n_layers'
             )
         more = sorted(set(theirs) - set(self.shapes) - set(left_out))
         missing = sorted(set(self.shapes) - set(theirs) - ({'unembed'} if self.unties else set()))
@@ -299,7 +307,8 @@ class _FittedPieces:
                 )
         if self.unties:
             report(
-                f'{start.key}: {start.place} shares its embedding with its unembedding; here the unembedding starts as a copy'
+                f'{start.key}: {start.place} shares its embedding with its unembedding; here the unembedding starts '
+                'as a copy'
             )
         if vocab_size is not None and start.vocab_size is not None and vocab_size > start.vocab_size:
             report(
@@ -313,7 +322,8 @@ class _FittedPieces:
             yield at, self._filled(piece, self.shapes[path]) if path in SIZED_BY_VOCABULARY else piece
 
     def _filled(self, table: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """A table with rows for new tokens, which are the mean of the old rows, so that none is likelier than an old one.
+        """A table with rows for new tokens, which are the mean of the old rows, so that none is likelier than an old
+        one.
 
         Rows that pad the vocabulary are 0. Hewitt 2021, nlp.stanford.edu/~johnhew/vocab-expansion.html.
         """

@@ -54,7 +54,8 @@ def test_constant_weights_hold_far_into_a_run():
 @settings(max_examples=40)
 @given(
     schedules=st.lists(
-        st.lists(st.tuples(st.integers(0, 400), st.floats(0, 5)), min_size=1, max_size=4, unique_by=lambda knot: knot[0])
+        st.lists(st.tuples(st.integers(0, 400), st.floats(0, 5)), min_size=1, max_size=4,
+        unique_by=lambda knot: knot[0])
         .map(sorted),
         min_size=2, max_size=4,
     ),

@@ -1,4 +1,6 @@
-"""Writes answer_goldens.json, in an environment with transformers: PYTHONPATH=tests python tests/data/chat/make_answer_goldens.py"""
+"""Writes answer_goldens.json, in an environment with transformers: PYTHONPATH=tests python
+tests/data/chat/make_answer_goldens.py
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Writes chat_goldens.json, in an environment with transformers: PYTHONPATH=tests python tests/data/chat/make_chat_goldens.py"""
+"""Writes chat_goldens.json, in an environment with transformers: PYTHONPATH=tests python
+tests/data/chat/make_chat_goldens.py
+"""
 
 import json
 from pathlib import Path

@@ -163,7 +163,8 @@ def test_a_template_is_found_beside_the_tokenizer(place, tmp_path):
     config = {'bos_token': {'content': '<|begin_of_text|>'}, 'eos_token': '<|eot_id|>', 'pad_token': None}
     own = {
         'settings': {'chat_template': TEMPLATES['llama3']},
-        'named': {'chat_template': [{'name': 'tool_use', 'template': 'x'}, {'name': 'default', 'template': TEMPLATES['llama3']}]},
+        'named': {'chat_template': [{'name': 'tool_use', 'template': 'x'}, {'name': 'default',
+        'template': TEMPLATES['llama3']}]},
         'file': {'chat_template': 'another'},
     }  # fmt: skip
     (tmp_path / 'tokenizer_config.json').write_text(json.dumps(config | own.get(place, {})))
@@ -188,7 +189,8 @@ def test_a_template_is_found_beside_the_tokenizer(place, tmp_path):
         ('tokenizer_config.json', '[]', 'expected a JSON object, not list'),
         ('tokenizer_config.json', '{', 'not readable as JSON'),
         ('tokenizer_config.json', '{"chat_template": 3}', 'chat_template is int'),
-        ('tokenizer_config.json', '{"chat_template": [{"name": "rag", "template": ""}]}', 'no template with the name default, but rag'),
+        ('tokenizer_config.json', '{"chat_template": [{"name": "rag", "template": ""}]}',
+        'no template with the name default, but rag'),
         ('chat_template.jinja', '{% if %}', 'chat_template.jinja, line 1'),
     ],
 )  # fmt: skip
@@ -210,7 +212,8 @@ KNOWN_ROLES = (
 USER = {'role': 'user', 'content': ' Hi. \n'}
 
 
-@pytest.mark.parametrize('source', [KNOWN_ROLES, KNOWN_ROLES.replace('{% endif %}', "{% elif m.role == 'developer' %}{{ raise_exception('no') }}{% endif %}")])  # fmt: skip
+@pytest.mark.parametrize('source', [KNOWN_ROLES, KNOWN_ROLES.replace('{% endif %}',
+"{% elif m.role == 'developer' %}{{ raise_exception('no') }}{% endif %}")])  # fmt: skip
 def test_a_developer_is_read_as_system_where_the_template_does_not_know_it(source):
     template = ChatTemplate(source, tokenizer_of('chatml'))
     system = template.encode([{'role': 'system', 'content': 'Be brief.'}, USER])

@@ -1,4 +1,6 @@
-"""Small files that expand to far more than memory: each is read in pieces, or refused in two lines, under a memory limit."""
+"""Small files that expand to far more than memory: each is read in pieces, or refused in two lines, under a memory
+limit.
+"""
 
 import gzip
 import json

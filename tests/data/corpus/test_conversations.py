@@ -1,4 +1,6 @@
-"""Rows with messages: the tokens and the loss mask that `transformers` gives, errors with lines, packing, and the loss."""
+"""Rows with messages: the tokens and the loss mask that `transformers` gives, errors with lines, packing, and the
+loss.
+"""
 
 import json
 from pathlib import Path

@@ -22,7 +22,8 @@ def shelf(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f'{{"text": "{name}"}}\n')
     links = {'a': '../far', 'c/up': '..', 'c/top': '../..', 'aa': 'z', 'z/g/cross': '../../c', 'far': '../far',
-             'k.txt': '../k.txt', 'a.txt': 'b.txt', 'gone.txt': 'nowhere', 'lost': 'nowhere', 'self': 'self'}  # fmt: skip
+             'k.txt': '../k.txt', 'a.txt': 'b.txt', 'gone.txt': 'nowhere', 'lost': 'nowhere',
+             'self': 'self'}  # fmt: skip
     for name, target in links.items():
         (tmp_path / 'shelf' / name).symlink_to(target)
     (tmp_path / 'far/back').symlink_to('../shelf')
@@ -87,7 +88,8 @@ def test_folders_that_link_to_one_another_end(tmp_path):
 
 def test_names_of_one_file_in_several_specifications_are_one_file(shelf):
     specs = ['shelf/b.txt', './shelf/b.txt', 'shelf/c/../b.txt', 'shelf/a.txt', 'file://shelf/b.txt', 'shelf/*.txt',
-             f'{shelf}/shelf/b.txt', f'file://localhost{shelf}/shelf/b.txt', f'local://{shelf}/shelf/b.txt']  # fmt: skip
+             f'{shelf}/shelf/b.txt', f'file://localhost{shelf}/shelf/b.txt',
+             f'local://{shelf}/shelf/b.txt']  # fmt: skip
     assert names(*specs) == ['b.txt', 'k.txt']
     assert names('shelf/z/hard.txt', 'shelf/z') == ['z/hard.txt', 'z/g/cross/d.txt', 'z/g/cross/e.jsonl', 'z/g/h.txt']
     counts = Listing().add('shelf/*.txt')[1]

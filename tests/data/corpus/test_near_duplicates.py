@@ -71,7 +71,9 @@ def test_pairs_are_found_as_often_as_the_formula_says(threshold, expected):
 
 @pytest.mark.parametrize('language', ['chinese', 'japanese', 'thai'])
 def test_scripts_without_spaces_are_compared_by_characters(language):
-    """Similarities by brute force, and how many of 100 pairs `datasketch` finds, from tests/goldens/make_near_duplicates.py."""
+    """Similarities by brute force, and how many of 100 pairs `datasketch` finds, from
+    tests/goldens/make_near_duplicates.py.
+    """
     golden = json.loads((Path(make_near_duplicates.__file__).parent / 'near_duplicates.json').read_text())[language]
     made = make_near_duplicates.pairs(language)
     sets = [[set(shingles(text).tolist()) for text in pair] for pair in made]

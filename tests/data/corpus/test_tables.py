@@ -194,7 +194,8 @@ def test_only_the_needed_columns_are_read(tmp_path, monkeypatch):
     read = []
     iter_batches = pq.ParquetFile.iter_batches
     monkeypatch.setattr(
-        pq.ParquetFile, 'iter_batches', lambda *a, columns, **k: read.append(columns) or iter_batches(*a, columns=columns, **k)
+        pq.ParquetFile, 'iter_batches', lambda *a, columns, **k: read.append(columns) or iter_batches(*a,
+        columns=columns, **k)
     )  # fmt: skip
     assert [document.text for document in documents(tmp_path, field='meta.lang')] == ['en']
     assert read == [['meta']]

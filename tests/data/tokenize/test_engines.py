@@ -104,7 +104,8 @@ PROGRAM = textwrap.dedent("""
     from pretrax.data.corpus.selection import NearDuplicates
 
     prepare.SHARD_BYTES = 3_000
-    corpus = Corpus(find_files(sys.argv[1]), Selection(deduplicate=True, near_duplicates=NearDuplicates(), max_characters=400))
+    selection = Selection(deduplicate=True, near_duplicates=NearDuplicates(), max_characters=400)
+    corpus = Corpus(find_files(sys.argv[1]), selection)
     place = prepare.prepare(
         corpus, Path(sys.argv[2]), lambda line: print(line, flush=True),
         tokenizer=None, vocab_size=300, validation=0.1, work=prepare.Work(workers=int(sys.argv[3])),

@@ -14,7 +14,8 @@ from pretrax.data.tokenizers.tokenizer_files import bytes_tokenizer
 BYTES = {f'<0x{byte:02X}>': byte for byte in range(256)}
 LETTERS = {letter: n for n, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 WORDS = {'\u00e9': 1000, 'k': 1001, 'the': 1002, '\u2581the': 1003, 'a' * 40: 1004, '\uac01': 1005, '\u1f82': 1006}
-PIECES = ['e\u0301', '\u212a', 'the ', 'a' * 40, '\u1100\u1161\u11a8', '\u03b1\u0313\u0300\u0345', '\U0001d41a', '\uff41', '\u1e9b\u0323', 'x', ' ', '\U0001f389', 'K', '\u0130', '\ufb03']  # fmt: skip
+PIECES = ['e\u0301', '\u212a', 'the ', 'a' * 40, '\u1100\u1161\u11a8', '\u03b1\u0313\u0300\u0345', '\U0001d41a',
+'\uff41', '\u1e9b\u0323', 'x', ' ', '\U0001f389', 'K', '\u0130', '\ufb03']  # fmt: skip
 
 
 def made(model, normalizer=None, pre_tokenizer=None):
@@ -43,8 +44,10 @@ UNBOUNDED = {
     'fused unknown characters': made(bpe({'<unk>': 0}, unk_token='<unk>', fuse_unk=True)),
     'dropped characters': made(bpe(WORDS)),
     'words': made(models.WordLevel({'<unk>': 0}, unk_token='<unk>'), None, pre_tokenizers.Whitespace()),
-    'dropped spaces': made(bpe(LETTERS), None, pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel()])),
-    'removed': made(bpe(LETTERS), None, pre_tokenizers.Sequence([pre_tokenizers.Split('x', 'removed'), pre_tokenizers.ByteLevel()])),
+    'dropped spaces': made(bpe(LETTERS), None, pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(),
+    pre_tokenizers.ByteLevel()])),
+    'removed': made(bpe(LETTERS), None, pre_tokenizers.Sequence([pre_tokenizers.Split('x', 'removed'),
+    pre_tokenizers.ByteLevel()])),
     'stripped': made(bpe(LETTERS), normalizers.Strip(), pre_tokenizers.ByteLevel()),
     'replaced by nothing': made(bpe(LETTERS), normalizers.Replace('x', ''), pre_tokenizers.ByteLevel()),
 }  # fmt: skip

@@ -49,7 +49,8 @@ def test_the_bound_holds_for_what_the_library_does():
             steps.append(
                 {'type': 'Prepend', 'prepend': content or 'a'} if kind == 'prepend'
                 else {'type': 'Lowercase'} if kind == 'lower'
-                else replace({kind: rng.choice([pattern, '[ab]', 'a*', '(?=c)']) if kind == 'Regex' else pattern}, content)
+                else replace({kind: rng.choice([pattern, '[ab]', 'a*', '(?=c)']) if kind == 'Regex' else pattern},
+                content)
             )  # fmt: skip
         made = sequence(*steps)
         backend = json.loads(bytes_tokenizer().content) | {'normalizer': made}
@@ -75,10 +76,12 @@ def test_the_bound_holds_for_what_the_library_does():
         ({'normalizer': sequence(*[replace({'String': 'a'}, 'a' * 30)] * 9)}, 'normalizer'),
         ({'normalizer': sequence(*[replace({'Regex': '.'}, 'aa')] * 9)}, 'normalizer'),
         ({'normalizer': sequence(*[sequence({'type': 'NFC'}, replace({'String': 'a'}, 'aa'))] * 9)}, 'normalizer'),
-        ({'normalizer': sequence(replace({'String': 'a'}, 'bbb'), *[replace({'String': c}, d * 4) for c, d in ('bc', 'cd', 'de', 'ef')])}, 'normalizer'),
+        ({'normalizer': sequence(replace({'String': 'a'}, 'bbb'), *[replace({'String': c}, d * 4) for c, d in ('bc',
+        'cd', 'de', 'ef')])}, 'normalizer'),
         ({'pre_tokenizer': sequence(*[{'type': 'ByteLevel'}] * 9, key='pretokenizers')}, 'normalizer'),
         ({'decoder': sequence(*[replace({'String': 'a'}, 'aaaa')] * 9, key='decoders')}, 'decoder'),
-        ({'normalizer': {'type': 'Precompiled', 'precompiled_charsmap': base64.b64encode(struct.pack('<I', 4) + bytes(4) + b'x' * 1000 + b'\0').decode()}}, 'normalizer'),
+        ({'normalizer': {'type': 'Precompiled', 'precompiled_charsmap': base64.b64encode(struct.pack('<I',
+        4) + bytes(4) + b'x' * 1000 + b'\0').decode()}}, 'normalizer'),
     ],
 )  # fmt: skip
 def test_growth_is_refused_before_a_text_is_encoded(settings, what):
@@ -99,7 +102,8 @@ def test_common_tokenizers_are_accepted():
     longest = struct.pack('<I', 4) + bytes(4) + 'صلى الله عليه وسلم'.encode() + b'\0'
     albert = sequence(
         replace({'String': '``'}, '"'), {'type': 'NFKD'}, {'type': 'StripAccents'}, {'type': 'Lowercase'},
-        {'type': 'Precompiled', 'precompiled_charsmap': base64.b64encode(longest).decode()}, replace({'Regex': ' {2,}'}, ' '),
+        {'type': 'Precompiled', 'precompiled_charsmap': base64.b64encode(longest).decode()}, replace({'Regex': ' {2,}'},
+        ' '),
     )  # fmt: skip
     for normalizer in (llama, clip, albert):
         assert bound({'normalizer': normalizer, 'pre_tokenizer': {'type': 'Metaspace'}}) <= 40
@@ -117,7 +121,8 @@ def test_a_panic_names_the_tokenizer_and_the_document(tmp_path):
     rows = [*(f'document {n}' for n in range(5)), 'a' * 40 + '!']
     (tmp_path / 'a.jsonl').write_text(''.join(json.dumps({'text': row}) + '\n' for row in rows))
     result = subprocess.run(
-        [sys.executable, '-m', 'pretrax', 'data', 'tokenize', 'a.jsonl', 'data.tokenizer=mine.json', 'data.workers=1', 'data.validation=0',
+        [sys.executable, '-m', 'pretrax', 'data', 'tokenize', 'a.jsonl', 'data.tokenizer=mine.json', 'data.workers=1',
+        'data.validation=0',
          '--out', 'out'],
         cwd=tmp_path, capture_output=True, text=True, env=os.environ | {'RUST_BACKTRACE': '0'}, check=False,
     )  # fmt: skip

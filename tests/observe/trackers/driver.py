@@ -1,4 +1,5 @@
-"""Trains nothing, but logs like a training: lines, samples, checkpoints, a rollback; continues from its last checkpoint.
+"""Trains nothing, but logs like a training: lines, samples, checkpoints, a rollback; continues from its last
+checkpoint.
 
     python driver.py DIRECTORY KEY CHOICE STEPS SECONDS_PER_STEP
 

@@ -1,7 +1,7 @@
 """Runs that are killed at random moments: every tracker has every number of metrics.jsonl once.
 
-The numbers are read with the reader of each tracker, not with pretrax. Trackers that are not installed are skipped here;
-the slow test of `test_real.py` installs them.
+The numbers are read with the reader of each tracker, not with pretrax. Trackers that are not installed are skipped
+here; the slow test of `test_real.py` installs them.
 """
 
 import collections
@@ -142,7 +142,8 @@ def test_a_tracker_equals_the_metrics_after_kills(tmp_path, key):
     assert FILES[key](tmp_path)
     found, samples = READERS[key](tmp_path)
     wanted = expected(tmp_path)
-    assert {point[:2] for point in wanted} == {(step, key) for step in range(1, STEPS + 1) for key in ('loss', 'grad_norm', 'tokens')} | {(step, 'val_loss') for step in range(10, STEPS + 1, 10)}  # fmt: skip
+    assert {point[:2] for point in wanted} == {(step, key) for step in range(1, STEPS + 1) for key in ('loss',
+    'grad_norm', 'tokens')} | {(step, 'val_loss') for step in range(10, STEPS + 1, 10)}  # fmt: skip
     assert sorted(samples) == list(range(10, STEPS + 1, 10))
     if key in KEEPS:  # a rollback trains steps 51 to 63 again
         assert collections.Counter(each[:2] for each in found) == collections.Counter(each[:2] for each in wanted)

@@ -124,11 +124,14 @@ def killed_and_resumed(remote, tmp_path, monkeypatch, steps):
     'steps', [pytest.param(5, marks=pytest.mark.nightly), pytest.param(45, marks=pytest.mark.slow)]
 )
 def test_events_survive_a_kill_and_another_machine(remote, tmp_path, monkeypatch, steps):
-    """Every number of metrics.jsonl is shown once, by a reader that follows TensorBoard's rule, and by TensorBoard itself."""
+    """Every number of metrics.jsonl is shown once, by a reader that follows TensorBoard's rule, and by TensorBoard
+    itself.
+    """
     killed_and_resumed(remote, tmp_path, monkeypatch, steps)
     wanted = expected(remote)
     assert points(remote, tmp_path / 'after') == wanted
-    command = ['uv', 'run', '--isolated', '--no-project', '--python', sys.executable, '--with', 'tensorboard', '--with', 'gcsfs',
+    command = ['uv', 'run', '--isolated', '--no-project', '--python', sys.executable, '--with', 'tensorboard', '--with',
+    'gcsfs',
                '--with', 'setuptools<81', 'python', '-c', READER, f'{remote["run_dir"]}/tb']  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,4 +1,6 @@
-"""Which trackers start, with what, and what a failure to start means. What they receive is compared in `test_kills.py`."""
+"""Which trackers start, with what, and what a failure to start means. What they receive is compared in
+`test_kills.py`.
+"""
 
 import builtins
 import json

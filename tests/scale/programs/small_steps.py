@@ -2,9 +2,10 @@
 
     JAX_PLATFORMS=cpu python tests/scale/programs/small_steps.py [name ...]
 
-in an environment with the extras `tpu` and `cuda`; seconds a program. A scan over four layers x + tanh(x @ up) @ down.T with
-up and down of [4096, 8192], whose rows are sharded over `d`; gradients of the weights are scattered over `d` and, with two
-slices, summed over `r`. A device has 2 x 1024 rows of x. Source locations and tables of neighbors are cut from the text.
+in an environment with the extras `tpu` and `cuda`; seconds a program. A scan over four layers x + tanh(x @ up) @ down.T
+with up and down of [4096, 8192], whose rows are sharded over `d`; gradients of the weights are scattered over `d` and,
+with two slices, summed over `r`. A device has 2 x 1024 rows of x. Source locations and tables of neighbors are cut from
+the text.
 """
 
 import gzip

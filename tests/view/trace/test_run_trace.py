@@ -80,7 +80,8 @@ def gpu(number, late=0):
 @pytest.fixture
 def gpus(tmp_path):
     about = {'first_step': 41, 'last_step': 42, 'reason': 'log.profile', 'device_kind': 'NVIDIA H100 80GB HBM3',
-             'memory': {'by_owner': {'optimizer': 8_000_000, 'weights': 4_000_000}, 'memory_peak_bytes_after': 20_000_000}}  # fmt: skip
+             'memory': {'by_owner': {'optimizer': 8_000_000, 'weights': 4_000_000},
+             'memory_peak_bytes_after': 20_000_000}}  # fmt: skip
     predicted = {'phases': [
         {'name': 'products of the layers', 'seconds': 5e-5, 'exposed': 5e-5, 'bound': 'products'},
         {'name': 'head and loss', 'seconds': 2e-5, 'exposed': 2e-5, 'bound': 'memory'},
@@ -188,7 +189,9 @@ def test_a_trace_without_its_program_still_has_operations(tmp_path):
 
 @pytest.fixture(scope='module')
 def real(tmp_path_factory):
-    """A run directory with a trace of three steps of a small program with scopes and a loop, on two devices of a CPU."""
+    """A run directory with a trace of three steps of a small program with scopes and a loop, on two devices of a
+    CPU.
+    """
     run = tmp_path_factory.mktemp('real')
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ('d',))
     spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('d'))

@@ -1,7 +1,7 @@
 """Look up the text of tasks in the tokens of training.
 
-Texts are compared by words, without case and punctuation. A document of a task is contaminated if 13 words of it in a row
-(--words) are in one training document.
+Texts are compared by words, without case and punctuation. A document of a task is contaminated if 13 words of it in a
+row (--words) are in one training document.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
 """Print the tokens of a step of a run: exactly what the step saw, with the boundaries of documents.
 
-`pretrax data show runs/quickstart --step 120` prints the first rows of the batch of step 120. A warning about a skipped step
-gives the number of its batch: `pretrax data show runs/quickstart --batch 119`. Control characters are shown as U+FFFD.
+`pretrax data show runs/quickstart --step 120` prints the first rows of the batch of step 120. A warning about a skipped
+step gives the number of its batch: `pretrax data show runs/quickstart --batch 119`. Control characters are shown as
+U+FFFD.
 """
 
 from typing import Annotated

@@ -1,8 +1,8 @@
 """Run the teacher once over the data of a run, and store its most likely tokens.
 
-CONFIG has distill.teacher. The directory has, for each token that the run will see, the --top-k most likely next tokens, their
-log probabilities, and the probability of all others together. Train with distill.teacher=null distill.cache=DIR. The same
-command continues after an interruption, and with larger steps= it adds what is missing.
+CONFIG has distill.teacher. The directory has, for each token that the run will see, the --top-k most likely next
+tokens, their log probabilities, and the probability of all others together. Train with distill.teacher=null
+distill.cache=DIR. The same command continues after an interruption, and with larger steps= it adds what is missing.
 """
 
 from typing import Annotated
@@ -33,7 +33,8 @@ def prepare(
         return
     if found.new_rows:
         print(
-            f'{out}: {found.new_rows:,} new rows at {found.tokens_per_second:,.0f} tokens/s; the {top_k} most likely tokens '
+            f'{out}: {found.new_rows:,} new rows at {found.tokens_per_second:,.0f} tokens/s; the {top_k} most likely '
+            'tokens '
             f'have {1 - found.tail:.1%} of the probability'
         )
     print(f'{out}: {found.rows:,} rows, {found.bytes_per_token:,.0f} bytes per token')

@@ -1,8 +1,8 @@
 """Train in one process on this machine, as part of a launched run.
 
-Every engine starts this on each of its machines: Slurm, ssh, a Ray actor, a container of a pod, `mpirun`. It passes signals
-on, leaves a crash report in the run directory when the training fails, and exits with its code. After a request to stop
-before the run is finished, the exit code is 75: start it again to continue.
+Every engine starts this on each of its machines: Slurm, ssh, a Ray actor, a container of a pod, `mpirun`. It passes
+signals on, leaves a crash report in the run directory when the training fails, and exits with its code. After a request
+to stop before the run is finished, the exit code is 75: start it again to continue.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """Train on an existing Ray cluster, or run the rows of a sweep there.
 
-Starts one actor per worker, on a node of its own if there are enough, and restarts all of them from the newest checkpoint if
-one is lost. The nodes need this version of pretrax, this directory, and a run directory that they share, or a bucket. A file
-of `pretrax bench`, which has `base:`, runs one task per row, and shows the table.
+Starts one actor per worker, on a node of its own if there are enough, and restarts all of them from the newest
+checkpoint if one is lost. The nodes need this version of pretrax, this directory, and a run directory that they share,
+or a bucket. A file of `pretrax bench`, which has `base:`, runs one task per row, and shows the table.
 """
 
 import dataclasses
@@ -119,7 +119,8 @@ def _train(options: Options, workers: int, bundle: dict[str, float]) -> int:
         launch = RayLaunch(cluster, asked, working_directory(loaded.run_dir), options.elastic, say)
         slots = Slots(workers, lambda number: misfit(loaded, number * devices) is None, ready=launch.ready)
         say(
-            f'launch: {workers} workers with {_written(bundle)} each, on a Ray cluster of {len(cluster.nodes())} nodes; '
+            f'launch: {workers} workers with {_written(bundle)} each, on a Ray cluster of {len(cluster.nodes())} '
+            'nodes; '
             f'output in {loaded.run_dir}/output'
         )
         record_launcher(loaded.run_dir, 'ray', workers, say)

@@ -1,8 +1,8 @@
 """Train on hosts that are reached with OpenSSH.
 
-Starts one process on each host, restarts all of them from the newest checkpoint if one is lost, and ends all of them when
-it ends. ~/.ssh/config is respected. The hosts need this version of pretrax in the same directory, and a run directory that
-they share, or a bucket.
+Starts one process on each host, restarts all of them from the newest checkpoint if one is lost, and ends all of them
+when it ends. ~/.ssh/config is respected. The hosts need this version of pretrax in the same directory, and a run
+directory that they share, or a bucket.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Train a few steps at several widths, and compare the sizes of activations.
 
-This is the coordinate check of muP (arXiv:2203.03466, appendix D.1): with muP, activations and what training changes in the
-logits have the same size at any width. The exit code is 1 if a slope is larger than --tolerance.
+This is the coordinate check of muP (arXiv:2203.03466, appendix D.1): with muP, activations and what training changes in
+the logits have the same size at any width. The exit code is 1 if a slope is larger than --tolerance.
 """
 
 import dataclasses

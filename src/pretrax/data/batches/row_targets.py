@@ -43,7 +43,8 @@ def report_rows_without_targets(
         raise UserError(
             f'{name}: none of the {n:,} rows has a target, so there is nothing to learn\n'
             '  only answers count in the loss, and there is none: all tokens belong to prompts\n'
-            '  check data.prompt_field and data.answer_field (or data.messages_field), or learn all text with data.field'
+            '  check data.prompt_field and data.answer_field (or data.messages_field), or learn all text with '
+            'data.field'
         )
     which = f'{counted:,} rows' if counted == n else f'a sample of {counted:,} rows'
     if not empty:
@@ -54,13 +55,16 @@ def report_rows_without_targets(
         f'; {share**batch_rows:.2g} of the steps will have nothing to learn, and change nothing'
     )  # fmt: skip
     say(
-        f'rows without targets: {share:.1%} ({empty:,} of {which}) are read but teach nothing, since their answers begin after '
+        f'rows without targets: {share:.1%} ({empty:,} of {which}) are read but teach nothing, since their answers '
+        'begin after '
         f'the end of the row{steps}; a longer batch.sequence_length has fewer of them'
     )
 
 
 def _sample(n: int | None, sequence_length: int) -> np.ndarray:
-    """The numbers of the rows to read: all, if that is quick; otherwise of some runs of consecutive rows, evenly apart."""
+    """The numbers of the rows to read: all, if that is quick; otherwise of some runs of consecutive rows, evenly
+    apart.
+    """
     most = min(MOST_ROWS, max(_RUNS, MOST_TOKENS // sequence_length))
     if n is None:
         return np.arange(64)

@@ -1,7 +1,8 @@
 """Reads batches whose sizes may change: any consecutive rows of a run, each cut into equal sequences.
 
-A `Source` numbers the rows of a run by batches of one size: row r of batch i of R rows is row i R + r. Rows from any row on
-are therefore read as several smaller batches, parts, whose size divides both the first row and the number of rows.
+A `Source` numbers the rows of a run by batches of one size: row r of batch i of R rows is row i R + r. Rows from any
+row on are therefore read as several smaller batches, parts, whose size divides both the first row and the number of
+rows.
 Letters: R rows, L length of a row, S sequences, l = L / pieces.
 """
 
@@ -63,8 +64,10 @@ def check_row_order(source: Source, name: str, sizes: Iterable[tuple[int, int]])
         if not all(map(np.array_equal, one, other)):
             kind = type(source).__name__
             raise UserError(
-                f'data.name={name}: batches grow, but {kind} numbers the rows of batches of {small} and of {large} rows '
-                f'differently\nrow {small} of the run is row 0 of batch 1 of {small} rows, and row {small} of batch 0 of '
+                f'data.name={name}: batches grow, but {kind} numbers the rows of batches of {small} and of {large} '
+                'rows '
+                f'differently\nrow {small} of the run is row 0 of batch 1 of {small} rows, and row {small} of batch 0 '
+                'of '
                 f'{large} rows\nmake each row from its number step * batch_rows + row, or do not let batch.tokens grow'
             )
 

@@ -69,8 +69,8 @@ class Source(abc.ABC):
 
     Attributes:
         vocab_size: number of token ids; every id is below it.
-        tokenizer: has `encode(text)`, `decode(ids)`, `end_of_text` and perhaps `begin_of_text`, the ids that begin a text;
-            without it, the run cannot generate text.
+        tokenizer: has `encode(text)`, `decode(ids)`, `end_of_text` and perhaps `begin_of_text`, the ids that begin a
+            text; without it, the run cannot generate text.
         n_tokens: number of training tokens; None if unknown or endless.
         fingerprint: identifies the training tokens, so that a resumed run notices changed data; None skips the check.
         largest_token: the largest id that the data can have, which the model must have too; None: `vocab_size` - 1.
@@ -106,7 +106,9 @@ class Source(abc.ABC):
         return ()
 
     def row_sources(self, step: int, rows: slice, batch_rows: int) -> np.ndarray:
-        """The number in `source_names` of the source of each row of `batch(step, rows, batch_rows)`; 0 if there is one."""
+        """The number in `source_names` of the source of each row of `batch(step, rows, batch_rows)`; 0 if there is
+        one.
+        """
         del step
         return np.zeros(len(range(batch_rows)[rows]), np.int64)
 

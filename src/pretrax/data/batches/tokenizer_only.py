@@ -32,7 +32,8 @@ class TokenizerOnly(Source):
         begin_of_text: Annotated[
             bool | str | None,
             Field(
-                description="what begins a text: null: the tokens that tokenizer.json adds; true, false, or a token's name"
+                description="what begins a text: null: the tokens that tokenizer.json adds; true, false, or a token's "
+                'name'
             ),
         ] = None,
         end_of_text: Annotated[

@@ -2,7 +2,8 @@
 
 Jinja's sandbox keeps a template from attributes and functions of Python, but limits neither its time nor its memory:
 `range(99999)` in three loops, or a text that is doubled 40 times. The process has a limit of memory (on Linux), each
-rendering one of time and length. Requests and answers are lines of JSON. `python -m pretrax.data.chat.rendering` is the process.
+rendering one of time and length. Requests and answers are lines of JSON. `python -m pretrax.data.chat.rendering` is the
+process.
 """
 
 import contextlib

@@ -1,11 +1,12 @@
 """Chat templates: the messages of a conversation as tokens. Only the template can write special tokens.
 
-A template is Jinja, as `transformers` renders it. While it is rendered, each letter of a message that could begin the name
-of a special token has a stand-in, a letter that nobody else uses. So the special tokens in the rendered text are those of
-the template; then the letters return, and what a user wrote is encoded as ordinary text. The stand-ins have the length of
-the letters, so filters such as `trim` do what they always do, and text that the template itself looks for in a message, such
-as `</think>`, stays as it is. What remains: a template that writes the first letters of a special token and lets a message
-write the rest (roles are therefore checked), and one that compares a message with a single letter such as `<`.
+A template is Jinja, as `transformers` renders it. While it is rendered, each letter of a message that could begin the
+name of a special token has a stand-in, a letter that nobody else uses. So the special tokens in the rendered text are
+those of the template; then the letters return, and what a user wrote is encoded as ordinary text. The stand-ins have
+the length of the letters, so filters such as `trim` do what they always do, and text that the template itself looks for
+in a message, such as `</think>`, stays as it is. What remains: a template that writes the first letters of a special
+token and lets a message write the rest (roles are therefore checked), and one that compares a message with a single
+letter such as `<`.
 """
 
 import itertools
@@ -320,7 +321,9 @@ def _read_source(source: str, name: str) -> tuple[set[str], set[str]]:
 
 
 def _find_free(node: Any, assigned: set[str], free: set[str]) -> None:
-    """Adds the variables that are read before they are assigned. `jinja2.meta` would compute constants such as 'x' * 10 ** 10."""
+    """Adds the variables that are read before they are assigned. `jinja2.meta` would compute constants such as 'x' * 10
+    ** 10.
+    """
     kind = type(node).__name__
     if kind == 'Name' and node.ctx != 'load':
         assigned.add(node.name)

@@ -16,9 +16,9 @@ list for an unchanged corpus, so interrupted work can resume by shard number. `S
 progress bars.
 
 With `deduplicate`, `shards` reads all text once through `map` to find the duplicates, and keeps 16 bytes per
-document. With `near_duplicates` it does the same again, and keeps 8 bytes per band (data/corpus/near_duplicates.py). Pass
-the `map` of a pool to read in parallel. Otherwise `shards` reads only file sizes, .parquet footers and
-line indices.
+document. With `near_duplicates` it does the same again, and keeps 8 bytes per band (data/corpus/near_duplicates.py).
+Pass the `map` of a pool to read in parallel. Otherwise `shards` reads only file sizes, .parquet footers and line
+indices.
 """
 
 import bisect

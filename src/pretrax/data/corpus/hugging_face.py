@@ -1,5 +1,5 @@
-"""Hugging Face datasets, read with the library `datasets`: from the hub, from a directory with the layout of the hub, or
-from a directory that `save_to_disk` wrote.
+"""Hugging Face datasets, read with the library `datasets`: from the hub, from a directory with the layout of the hub,
+or from a directory that `save_to_disk` wrote.
 
 A dataset is downloaded (the library caches Arrow files, and rows have random access) or streamed (nothing is stored,
 and each worker reads some of the files). Both give the same rows in the same order.

@@ -5,8 +5,8 @@
     listing.add('./books/*.txt')  # adds only files that are not in `files` yet
     listing.counts.lines('text')  # ['text: 12 found = 9 files + 3 the same file again', ...]
 
-Two names belong to one file if they lead to the same inode: symbolic links, hard links, `a` and `./a`. If a file has several
-names, the name without a symbolic link is kept, otherwise the first in order.
+Two names belong to one file if they lead to the same inode: symbolic links, hard links, `a` and `./a`. If a file has
+several names, the name without a symbolic link is kept, otherwise the first in order.
 """
 
 import collections

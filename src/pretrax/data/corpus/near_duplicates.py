@@ -4,12 +4,12 @@
     keys = [band_keys(documents, 0.8) for documents in shards]     # in parallel; uint64 [documents, bands]
     firsts = clusters(keys)                                        # int64 [documents]; firsts[n] < n: leave out n
 
-The similarity of two documents is the Jaccard index of their sets of 5-grams of words. Words are runs of letters, digits
-and underscores, in lower case, and single characters of scripts without spaces (data/corpus/words.py); a text with fewer
-than 5 words is one shingle. MinHash (Broder 1997) keeps 128 minima per
-document, each of which two documents share with a probability equal to their similarity s. They are cut into `bands` bands
-of `rows` minima. Two documents that have equal minima in a whole band are near-duplicates: the probability of that is
-1 - (1 - s^rows)^bands. Their similarity is not computed. Clusters are the connected components, as in Lee et al. 2021
+The similarity of two documents is the Jaccard index of their sets of 5-grams of words. Words are runs of letters,
+digits and underscores, in lower case, and single characters of scripts without spaces (data/corpus/words.py); a text
+with fewer than 5 words is one shingle. MinHash (Broder 1997) keeps 128 minima per document, each of which two documents
+share with a probability equal to their similarity s. They are cut into `bands` bands of `rows` minima. Two documents
+that have equal minima in a whole band are near-duplicates: the probability of that is 1 - (1 - s^rows)^bands. Their
+similarity is not computed. Clusters are the connected components, as in Lee et al. 2021
 (https://arxiv.org/abs/2107.06499), and the first document of each is kept.
 
 A document's keys depend only on its text, so the result does not depend on shards or workers.
@@ -31,7 +31,9 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that the hash of a shingle de
 
 
 def bands_and_rows(threshold: float) -> tuple[int, int]:
-    """The bands and the rows per band: as many rows as possible, so that pairs at the threshold are found often enough."""
+    """The bands and the rows per band: as many rows as possible, so that pairs at the threshold are found often
+    enough.
+    """
     shapes = [(N_HASHES // rows, rows) for rows in range(1, N_HASHES + 1)]
     return max((shape for shape in shapes if probability(threshold, *shape) >= RECALL), key=lambda shape: shape[1])
 

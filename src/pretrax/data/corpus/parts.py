@@ -211,7 +211,8 @@ def refuse_changed(file: TextFile, afterwards: bool = False) -> None:
 def _record(line: bytes, origin: str) -> dict[str, Any]:
     if len(line) > _LONG and (n_bytes := len(_STRING.sub(b'', line))) > _LONG:
         raise UserError(
-            f'{origin}: {n_bytes:,} bytes of JSON outside of its strings\n  expected at most {_LONG:,}, and text in strings'
+            f'{origin}: {n_bytes:,} bytes of JSON outside of its strings\n'
+            f'  expected at most {_LONG:,}, and text in strings'
         )
     try:
         record = json.loads(_decode(line, 'utf-8', origin))

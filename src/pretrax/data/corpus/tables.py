@@ -52,7 +52,8 @@ class Delimited:
                 n_bytes += len(line)
                 if n_bytes > LONGEST_ROW:
                     raise _too_long(f'{path}:{first_line}')
-                # The reader cannot continue after an exception of its input, so bytes that are not UTF-8 pass through it.
+                # The reader cannot continue after an exception of its input, so bytes that are not UTF-8 pass through
+                # it.
                 yield line.decode('utf-8', 'surrogateescape') + '\n'
 
         reader = csv.reader(decoded(), delimiter='\t' if self.file.kind == 'tsv' else ',', strict=True)
@@ -141,7 +142,9 @@ class RowGroups:
 def _largest_row(
     parquet: 'pyarrow.parquet.ParquetFile', group: int, columns: Sequence[str] | None, file: TextFile
 ) -> int:
-    """A bound on the bytes of most rows of a row group: their mean, and each value of a dictionary, which may repeat."""
+    """A bound on the bytes of most rows of a row group: their mean, and each value of a dictionary, which may
+    repeat.
+    """
     found = parquet.metadata.row_group(group)
     total = 0
     with opened(file.path) as stream:
@@ -158,7 +161,9 @@ def _largest_row(
 
 
 def _uncompressed_size(page_header: bytes) -> int:
-    """The decompressed bytes of a page: the second field of its header in Thrift's compact protocol, or 0 if damaged."""
+    """The decompressed bytes of a page: the second field of its header in Thrift's compact protocol, or 0 if
+    damaged.
+    """
     at, sizes = 0, []
     while len(sizes) < 2 and page_header[at : at + 1] == b'\x15':  # the next field, i32
         value = shift = 0

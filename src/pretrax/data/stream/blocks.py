@@ -1,8 +1,8 @@
 """An endless stream of tokens, in blocks of documents that can be read again from where they start.
 
 An epoch reads the parts of a corpus in a shuffled order, and the documents of each part in their own. Consecutive
-documents form a block; a block is shuffled and tokenized as a whole. Where a block starts is five numbers (`Place`), and
-everything after it follows from them, the seed and the corpus.
+documents form a block; a block is shuffled and tokenized as a whole. Where a block starts is five numbers (`Place`),
+and everything after it follows from them, the seed and the corpus.
 """
 
 from collections.abc import Iterator, Sequence
@@ -73,7 +73,9 @@ class Blocks:
     left_out: frozenset[int] = frozenset()
 
     def read(self, place: Place) -> Iterator[Block]:
-        """Yields the blocks from a place on, without end. Raises UserError if the text cannot be read, or has no words."""
+        """Yields the blocks from a place on, without end. Raises UserError if the text cannot be read, or has no
+        words.
+        """
         parts = parts_of(self.corpus)
         while True:
             empty = place.block == 0

@@ -1,7 +1,7 @@
 """An upper bound on the bytes of text for each token, so that a text is known to be too long before it is encoded.
 
-Each step of a tokenizer is bounded from its definition in tokenizer.json: how far normalization can shorten a text, whether
-text is dropped between words, and whether one token can stand for a text of any length.
+Each step of a tokenizer is bounded from its definition in tokenizer.json: how far normalization can shorten a text,
+whether text is dropped between words, and whether one token can stand for a text of any length.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Decodes tokens one after another. The parts, joined, are what `tokenizers` decodes from all tokens at once.
 
-A decoder of `tokenizers` is a sequence of steps. Most of them look at one token at a time, so their results are kept in a
-table. A step that looks further has a class here, which holds text back until later tokens can no longer change it.
+A decoder of `tokenizers` is a sequence of steps. Most of them look at one token at a time, so their results are kept in
+a table. A step that looks further has a class here, which holds text back until later tokens can no longer change it.
 """
 
 import codecs

@@ -1,9 +1,9 @@
 """Bounds how much longer a tokenizer.json can make a text, before any text goes through it.
 
-The steps of a normalizer or a decoder may each replace a letter by many, so nine short steps can turn one letter into more
-than memory holds; the library then ends the process. The bound gives each character a weight: at the end 1, and before a
-step the least weights with which no replacement adds to the sum. A text of n characters then becomes at most n times the
-largest weight.
+The steps of a normalizer or a decoder may each replace a letter by many, so nine short steps can turn one letter into
+more than memory holds; the library then ends the process. The bound gives each character a weight: at the end 1, and
+before a step the least weights with which no replacement adds to the sum. A text of n characters then becomes at most n
+times the largest weight.
 """
 
 import base64

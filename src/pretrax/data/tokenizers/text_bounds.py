@@ -1,6 +1,7 @@
 """The tokens that a tokenizer.json adds to a text: those that its post-processor writes before and after it.
 
-As in `transformers` 5, only the post-processor decides: `add_bos_token` of a tokenizer_config.json changes nothing beside it.
+As in `transformers` 5, only the post-processor decides: `add_bos_token` of a tokenizer_config.json changes nothing
+beside it.
 """
 
 import json

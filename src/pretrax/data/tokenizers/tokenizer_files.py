@@ -220,7 +220,8 @@ def _ends(directory: AnyPath, token_id: Callable[[str], int | None]) -> Iterator
         token = None if name is None else token_id(name)
         if name is not None and token is None:
             raise UserError(
-                f'{file}: eos_token {name[:60]!r} is not a token of {TOKENIZER_JSON}\n  use the name of an existing token'
+                f'{file}: eos_token {name[:60]!r} is not a token of {TOKENIZER_JSON}\n'
+                '  use the name of an existing token'
             )
         if token is not None:
             yield token, file

@@ -188,7 +188,8 @@ def splits(directory: AnyPath) -> list[str]:
         if not (directory / 'zarr.json').is_file():
             if any(map(is_unfinished, directory.files())):
                 raise UserError(
-                    f'{directory}: its tokens are not complete\n  write them again with the same command, or wait for it'
+                    f'{directory}: its tokens are not complete\n'
+                    '  write them again with the same command, or wait for it'
                 )
             raise UserError(
                 f'{directory}: not a flat-tokens directory, it has no zarr.json\n  expected the directory of all splits'
@@ -241,7 +242,8 @@ def open_split(directory: AnyPath, split: str, cache: BlockFiles | None = None) 
     ):
         if beyond := [token for token in ids if token >= manifest.tokenizer.vocab_size]:
             raise UserError(
-                f'{path / "zarr.json"}: {name} {beyond[0]} does not exist in a vocabulary of {manifest.tokenizer.vocab_size}'
+                f'{path / "zarr.json"}: {name} {beyond[0]} does not exist in a vocabulary of '
+                f'{manifest.tokenizer.vocab_size}'
             )
     lengths = {'encoded_tokens': counts.tokens, 'seq_starts': counts.documents + 1}
     if MASK in manifest.sha256:

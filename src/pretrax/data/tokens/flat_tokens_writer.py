@@ -131,7 +131,9 @@ class Writer:
 
 
 def refuse_existing(out: AnyPath) -> None:
-    """Raises UserError if `out` exists or its directory cannot be created; unfinished tokens in a bucket do not count."""
+    """Raises UserError if `out` exists or its directory cannot be created; unfinished tokens in a bucket do not
+    count.
+    """
     if isinstance(out, BucketPath):
         with refuse_unreadable():
             found = [file for file in out.files() if not is_unfinished(file)]
@@ -153,8 +155,8 @@ def create(
     """Writes a new flat-tokens directory, which appears when the block ends without an exception.
 
     Args:
-        directory: its path. If another process creates it first, that directory is kept; if it has other tokens, this is an
-            error.
+        directory: its path. If another process creates it first, that directory is kept; if it has other tokens, this
+            is an error.
         tokenizer: identity of the tokenizer.
         tokenizer_json: content of its tokenizer.json; None if the tokenizer is unknown.
         source: where the tokens come from, any JSON.

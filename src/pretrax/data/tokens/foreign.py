@@ -39,7 +39,8 @@ class ForeignTokens:
             values = values >> 1
         if len(values) and not (int(values.min()) >= 0 and int(values.max()) <= self.largest_token):
             raise UserError(
-                f'{self.name}: tokens {start:,} to {stop:,} have an id above {self.largest_token:,}, the largest before\n'
+                f'{self.name}: tokens {start:,} to {stop:,} have an id above {self.largest_token:,}, the largest '
+                'before\n'
                 '  the file was changed after it was opened; restore it and start again'
             )
         first, last = np.searchsorted(self._starts, np.array([start, stop], np.uint64))

@@ -119,7 +119,9 @@ def _check_width(path: Path, size: int, dtype: IdType | None) -> None:
     if dtype is None and _is_small(halves[:, [1, 3]], halves[:, [0, 2]]):
         largest = int(halves[:, [1, 3]].max())
         raise UserError(
-            f'{path}: its ids seem to have 4 bytes: every second 2-byte number is 0{f" to {largest}" if largest else ""}\n'
+            f'{path}: its ids seem to have 4 bytes: every second 2-byte number is 0{
+                f" to {largest}" if largest else ""
+            }\n'
             '  expected dtype=uint32, or dtype=uint16 if they have 2 bytes'
         )
 

@@ -18,7 +18,8 @@ from pretrax.storage.settings import retry_seconds
 PATIENCE = 10
 LARGEST_CHUNK = 1 << 30  # bytes
 _PAUSE = 5.0  # seconds
-# What TensorStore says of a file whose content is wrong. It also raises ValueError for a name or a request that it refuses.
+# What TensorStore says of a file whose content is wrong. It also raises ValueError for a name or a request that it
+# refuses.
 _DAMAGE = re.compile(
     r'^(NOT_FOUND|DATA_LOSS)|is missing|[Bb]yte range|[Dd]igest|decompress|[Dd]ecod|Invalid JSON|corrupt|truncat'
 )
@@ -120,7 +121,8 @@ def refuse_large_chunks(array: ts.TensorStore, file: AnyPath) -> None:
 def damaged(path: AnyPath | str, reason: str) -> UserError:
     """The error for a file whose content cannot be right."""
     return UserError(
-        f'{path}: damaged token file: {reason}\n  restore the file from a copy, or tokenize the text into another directory'
+        f'{path}: damaged token file: {reason}\n'
+        '  restore the file from a copy, or tokenize the text into another directory'
     )
 
 

@@ -1,4 +1,5 @@
-"""Trackers that receive the metrics: TensorBoard, Weights & Biases, MLflow and Trackio, each with one configuration key.
+"""Trackers that receive the metrics: TensorBoard, Weights & Biases, MLflow and Trackio, each with one configuration
+key.
 
 Their packages are extras, imported when a tracker starts. A resumed run continues the same W&B, MLflow or Trackio run,
 whose id is in the run's directory.
@@ -35,8 +36,8 @@ def open_trackers(
     """Starts the trackers that the `log:` section names.
 
     Args:
-        choices: 'tensorboard': True, for `<directory>/tb`; 'wandb': a project; 'mlflow': a tracking URI, or True for the
-            database `./mlflow.db`; 'trackio': a project.
+        choices: 'tensorboard': True, for `<directory>/tb`; 'wandb': a project; 'mlflow': a tracking URI, or True for
+            the database `./mlflow.db`; 'trackio': a project.
         directory: the run's directory.
         name: name of the run.
         config: the resolved configuration, which trackers show.
@@ -44,8 +45,8 @@ def open_trackers(
         say: receives the URL or command of each tracker.
 
     Raises:
-        UserError: a package is missing, or a tracker of a new run does not start. If a tracker of a resumed run does not
-            start, for instance because its service is down, the run continues without it and reports that.
+        UserError: a package is missing, or a tracker of a new run does not start. If a tracker of a resumed run does
+            not start, for instance because its service is down, the run continues without it and reports that.
     """
     trackers: list[Tracker] = []
     for key, choice in choices.items():
@@ -84,7 +85,8 @@ def check_trackers(choices: Mapping[str, str | bool]) -> list[str]:
     """The names of the trackers that `open_trackers` would start, without starting them.
 
     Raises:
-        UserError: a package is missing, or there is no MLflow server at the URI. What W&B's server would say is not known.
+        UserError: a package is missing, or there is no MLflow server at the URI. What W&B's server would say is not
+            known.
     """
     for key, choice in choices.items():
         needs(_PACKAGES[key], key)

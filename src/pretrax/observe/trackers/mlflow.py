@@ -10,7 +10,8 @@ from pretrax.observe.trackers.base import Line, flat, markdown_table, needs, rem
 _AT_ONCE = 1000  # metrics that a server takes in one request
 _PARAMETERS_AT_ONCE = 100
 _EXPERIMENT = 'pretrax'
-# No telemetry to MLflow's makers; and a server that does not answer delays the start by a minute, not by a quarter of an hour.
+# No telemetry to MLflow's makers; and a server that does not answer delays the start by a minute, not by a quarter of
+# an hour.
 _ENVIRONMENT = {
     'MLFLOW_DISABLE_TELEMETRY': 'true',
     'MLFLOW_HTTP_REQUEST_TIMEOUT': '10',

@@ -121,8 +121,8 @@ class TrackerThread:
             self._drop(f'{WAITING:,} lines wait for it', 'is too slow')
 
     def _run(self, past: Iterable[Line], resumed_step: int) -> None:
-        # A tracker is foreign code that uses a network. It may raise anything, and must not end a training. It is dropped
-        # after its first failure. A later process of this run sends what is missing then.
+        # A tracker is foreign code that uses a network. It may raise anything, and must not end a training. It is
+        # dropped after its first failure. A later process of this run sends what is missing then.
         try:
             self._newest = dict(self._tracker.resume(resumed_step))
             batch: list[Line] = []

@@ -60,7 +60,8 @@ class Earlier:
         by: letter of the arm that is earlier.
         end: x at which the other arm ends.
         at: x at which the final loss of the other arm is reached.
-        low, high: the same at both ends of the interval of the loss; None: not known. `high` is infinite if the arm never
+        low, high: the same at both ends of the interval of the loss; None: not known. `high` is infinite if the arm
+        never
             gets so low.
     """
 
@@ -86,7 +87,8 @@ class Comparison:
         difference: mean of B - mean of A.
         interval: interval of the difference between configurations; None if the noise between seeds is not known.
         method: method of the interval.
-        within: interval of the mean difference of the training losses of these two runs; it says nothing of other seeds.
+        within: interval of the mean difference of the training losses of these two runs; it says nothing of other
+            seeds.
         verdict: verdict of B.
         why: one sentence.
         notes: what to keep in mind.
@@ -293,7 +295,9 @@ def _verdict(difference: float, interval: Interval | None, method: str) -> tuple
 
 
 def _within(a: Arm, b: Arm, x_name: str, options: Options, confidence: float) -> Interval | None:
-    """The confidence interval of the mean difference of the training losses at the same x in the last part of two runs."""
+    """The confidence interval of the mean difference of the training losses at the same x in the last part of two
+    runs.
+    """
     one, other = a.runs[0], b.runs[0]
     if 'loss' not in one.metrics or 'loss' not in other.metrics:
         return None

@@ -1,7 +1,8 @@
 """How sure a difference between two arms of runs is.
 
-Welch 1947 (Biometrika 34) for arms with different noise, Student's paired t for runs that see the same batches, Geyer 1992
-(Statistical Science 7, section 3.3) for the mean of numbers that follow each other. docs/see.md says when each is used.
+Welch 1947 (Biometrika 34) for arms with different noise, Student's paired t for runs that see the same batches, Geyer
+1992 (Statistical Science 7, section 3.3) for the mean of numbers that follow each other. docs/see.md says when each is
+used.
 """
 
 import math
@@ -32,7 +33,9 @@ class Interval(NamedTuple):
 
 
 def welch(a: Sequence[float], b: Sequence[float], confidence: float) -> Interval | None:
-    """The confidence interval of the difference of two means of independent numbers, whose noise may differ. None: fewer than two of either."""
+    """The confidence interval of the difference of two means of independent numbers, whose noise may differ. None:
+    fewer than two of either.
+    """
     if min(len(a), len(b)) < 2:
         return None
     parts = [float(np.var(values, ddof=1)) / len(values) for values in (a, b)]
@@ -53,7 +56,9 @@ def paired(a: Sequence[float], b: Sequence[float], confidence: float) -> Interva
 
 
 def pooled(a: Sequence[float], b: Sequence[float], confidence: float) -> Interval | None:
-    """The confidence interval of the difference of two means if both have the same noise, as Student's t assumes. One may have one number."""
+    """The confidence interval of the difference of two means if both have the same noise, as Student's t assumes. One
+    may have one number.
+    """
     degrees = len(a) + len(b) - 2
     if degrees < 1:
         return None
@@ -69,7 +74,8 @@ def known_noise(a: Sequence[float], b: Sequence[float], noise: float, confidence
 
 
 def series_mean(values: np.ndarray, confidence: float) -> Interval | None:
-    """The confidence interval of the mean of numbers that follow each other and depend on each other. None: fewer than 8.
+    """The confidence interval of the mean of numbers that follow each other and depend on each other. None: fewer than
+    8.
 
     Geyer's initial positive sequence: sums of neighboring autocovariances, up to the first that is not positive. The
     degrees of freedom are those of as many independent numbers as give the same error.

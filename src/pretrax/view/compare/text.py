@@ -77,7 +77,8 @@ def as_json(result: Result) -> str:
         for arm in result.arms
     ]
     differences = [
-        {'section': one.section, 'key': one.key, 'values': dict(zip([arm.letter for arm in result.arms], one.values, strict=True))}
+        {'section': one.section, 'key': one.key, 'values': dict(zip([arm.letter for arm in result.arms], one.values,
+        strict=True))}
         for one in result.differences
     ]  # fmt: skip
     comparisons = [
@@ -103,7 +104,8 @@ def verdict_text(one: Comparison, result: Result) -> list[str]:
     if one.verdict == 'equal':
         return [f'{head}: {one.why}, up to {end}.', *(f'Note: {note}.' for note in one.notes)]
     direction = 'lower' if one.difference < 0 else 'higher'
-    found = [f'{head}: {key} after {end} is {_size(one.difference)} {direction} ({one.arm.letter} - {result.arms[0].letter} = {signed(one.difference)}).']  # fmt: skip
+    found = [f'{head}: {key} after {end} is {_size(one.difference)} {direction} ({one.arm.letter} - '
+    f'{result.arms[0].letter} = {signed(one.difference)}).']  # fmt: skip
     if one.interval is not None:
         found.append(f'{_percent(result.confidence)} interval of the difference: {_span(one.interval)}; {one.why}.')
         if len(result.arms) > 2:
@@ -212,7 +214,8 @@ def _record(one: Comparison, result: Result) -> dict[str, Any]:
     """The numbers of a comparison; None: not known."""
     interval, earlier = one.interval, one.earlier
     return {
-        'baseline': result.arms[0].name, 'arm': one.arm.name, 'key': result.key, 'x': result.x_name, 'end': _finite(one.end),
+        'baseline': result.arms[0].name, 'arm': one.arm.name, 'key': result.key, 'x': result.x_name,
+        'end': _finite(one.end),
         'runs_baseline': len(result.arms[0].runs), 'runs_arm': len(one.arm.runs),
         'baseline_final': _mean(one.a), 'arm_final': _mean(one.b), 'difference': _finite(one.difference),
         'low': interval and interval.low, 'high': interval and interval.high, 'confidence': result.confidence,

@@ -1,7 +1,7 @@
 """Curves of a run that may have millions of lines, with a bounded number of points each.
 
-While a key has at most `MOST_POINTS` numbers, each point is a number of the file. With more, a point stands for 2, 4, 8, ...
-numbers that follow each other: for their mean, minimum and maximum.
+While a key has at most `MOST_POINTS` numbers, each point is a number of the file. With more, a point stands for 2, 4,
+8, ... numbers that follow each other: for their mean, minimum and maximum.
 """
 
 from collections import deque

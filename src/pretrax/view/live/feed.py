@@ -1,8 +1,8 @@
 """The stream of server-sent events that all clients share. Events have numbers, and the newest are kept.
 
-A new client gets a snapshot of all runs, then each event. A client that reconnects gets the events after the last one that
-it received. A client that reads too slowly, or was away for too long, gets a snapshot again. So memory does not depend on
-the number of clients.
+A new client gets a snapshot of all runs, then each event. A client that reconnects gets the events after the last one
+that it received. A client that reads too slowly, or was away for too long, gets a snapshot again. So memory does not
+depend on the number of clients.
 """
 
 import asyncio
@@ -68,7 +68,8 @@ class Feed:
         """Sends what concerns all runs, if it has changed.
 
         Args:
-            what: `ids`, of the runs in order; `where`, their directory; `hidden`, how many are not shown; `problem`, of the directory.
+            what: `ids`, of the runs in order; `where`, their directory; `hidden`, how many are not shown; `problem`, of
+                the directory.
         """
         if what.items() - self._about.items():
             self._about |= what

@@ -1,7 +1,8 @@
 """Follows a file of lines that another process appends to, on a disk or in a bucket.
 
-A file may be replaced at any time: by a shorter one when a run resumes, by another one when a run is made again. The last
-bytes that were read are compared with the file before each read, so a replaced file is not mistaken for a longer one.
+A file may be replaced at any time: by a shorter one when a run resumes, by another one when a run is made again. The
+last bytes that were read are compared with the file before each read, so a replaced file is not mistaken for a longer
+one.
 """
 
 import abc

@@ -53,7 +53,8 @@ def check_name(path: AnyPath) -> AnyPath:
     """The path of a file to write. Raises UserError if its name says nothing that can be written of a program."""
     if not path.name.endswith((*_PICTURES, '.txt.gz')):
         raise UserError(
-            f'--graph {path}: its name must end in .html (a page whose groups open), .svg (a picture) or .txt.gz (the text)\n'
+            f'--graph {path}: its name must end in .html (a page whose groups open), .svg (a picture) or .txt.gz (the '
+            'text)\n'
             'for example: --graph program.html'
         )
     return path

@@ -30,8 +30,10 @@ PHASES = {
 BOXES = 1500  # of an SVG file, at most about
 DEFINITIONS = (
     ('kernels', 'kernels', 'operations that run on the device, counted once per run in a step'),
-    ('flops', 'FLOPs', 'FLOPs of products, convolutions and known attention kernels, per device; for a group, in one step'),
-    ('traffic', 'traffic', 'bytes that kernels read and write, at least; for a group, in one step; a slice counts only itself'),
+    ('flops', 'FLOPs', 'FLOPs of products, convolutions and known attention kernels, per device; for a group, in one '
+    'step'),
+    ('traffic', 'traffic',
+    'bytes that kernels read and write, at least; for a group, in one step; a slice counts only itself'),
     ('size', 'size', 'bytes of the result on one device; on an edge, of the arrays that are read'),
     ('runs', 'runs', 'how often an operation runs in a step: the iterations of the loops around it'),
     (
@@ -104,7 +106,9 @@ def _asset(name: str) -> str:
 
 
 def _data(program: Program, title: str) -> dict[str, Any]:
-    """What the page draws. Short keys, because there are many nodes: they are explained in `_operation` and `_group`."""
+    """What the page draws. Short keys, because there are many nodes: they are explained in `_operation` and
+    `_group`.
+    """
     nodes: list[dict[str, Any]] = []
     numbers: dict[str, int] = {}
     types: dict[str, int] = {}

@@ -1,7 +1,7 @@
 """Arrays of numbers for a page: exact, small, and decoded by `page.js`.
 
-All arrays are in one gzip stream, as text in base64. Measured numbers are mostly noise, which does not compress, so an array
-is stored with as few bytes as keep every number bit for bit:
+All arrays are in one gzip stream, as text in base64. Measured numbers are mostly noise, which does not compress, so an
+array is stored with as few bytes as keep every number bit for bit:
 
     decimal   integers, after multiplication by a power of ten: differences, i32
     f32       numbers that f32 represents exactly, as the metrics of a step

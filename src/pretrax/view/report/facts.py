@@ -167,7 +167,8 @@ def repeat_lines(record: RunRecord) -> list[str]:
     if isinstance(command, list) and command:
         lines.append(f'uv run {shlex.join(map(str, command))}')
     lines.append(
-        f'uv run pretrax train {shlex.quote(f"{record.path}/config.yaml")} name=again run_dir=runs/again   # every value as it was'
+        f'uv run pretrax train {shlex.quote(f"{record.path}/config.yaml")} name=again run_dir=runs/again   # every '
+        'value as it was'
     )
     return lines
 

@@ -73,7 +73,9 @@ def read_table(path: AnyPath) -> list[Point]:
                 raise ValueError
         except (KeyError, TypeError, ValueError):
             raise UserError(
-                f'{path}:{number} has no params, tokens and loss above 0: {str(dict(row) if isinstance(row, dict) else row)[:100]}'
+                f'{path}:{number} has no params, tokens and loss above 0: {
+                    str(dict(row) if isinstance(row, dict) else row)[:100]
+                }'
             ) from None
         runs.setdefault(row.get('run') or number, []).append(numbers)
     points = []

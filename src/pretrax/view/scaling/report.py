@@ -18,7 +18,8 @@ _NAMES = {1: '1 envelope', 2: '2 IsoFLOP', 3: '3 L(N, D)'}
 def as_text(points: Sequence[Point], fits: Sequence[Fit], targets: Sequence[float]) -> list[str]:
     """The coefficients, then a row for each budget and approach."""
     lines = [
-        f'{len(points)} runs, {_size(min(p.params for p in points))} to {_size(max(p.params for p in points))} parameters'
+        f'{len(points)} runs, {_size(min(p.params for p in points))} to {_size(max(p.params for p in points))} '
+        'parameters'
     ]
     for fit in fits:
         shown = [_coefficient(fit, name) for name in fit.values if name != 'log k']

@@ -11,7 +11,8 @@ _WORTH = 0.05  # share of the step below which nothing is said
 
 # Communication over a mesh axis -> what it is, and what makes it smaller or hides it.
 _AXES = {
-    'd': 'gathers weights and scatters gradients: more tokens per device (batch.tokens, batch.micro) hide it; or a smaller mesh.d',
+    'd': 'gathers weights and scatters gradients: more tokens per device (batch.tokens, batch.micro) hide it; or a '
+    'smaller mesh.d',
     't': 'exchanges activations: use a smaller mesh.t and a larger mesh.d, and keep t inside one node or slice',
     'r': 'sums gradients over the slow network once per step: more tokens per step (batch.tokens), or d instead of r',
     'e': 'sends tokens to experts and back: keep e inside one node or slice, or use a smaller mesh.e',
@@ -19,13 +20,17 @@ _AXES = {
     'p': 'passes activations between stages: more micro-batches (a smaller batch.micro) keep the stages busy',
 }
 _PHASES = {
-    'recomputation': 'the backward pass computes activations again: model.save keeps more of them, if the memory allows',
+    'recomputation': 'the backward pass computes activations again: model.save keeps more of them, if the memory '
+    'allows',
     'optimizer': 'the update does not depend on the batch: more tokens per step (batch.tokens); mesh.d shards it',
     'copies': 'copies between memories: memory.offload moves the state in every step; leave it out if the state fits',
-    'loops and calls': 'the device waits at the edges of loops: on CPUs for a free core, otherwise for short operations',
-    'other programs': 'programs besides the step: evaluations, layer statistics (log.layers), or a plugin that calls JAX in every step',
+    'loops and calls': 'the device waits at the edges of loops: on CPUs for a free core, otherwise for short '
+    'operations',
+    'other programs': 'programs besides the step: evaluations, layer statistics (log.layers), or a plugin that calls '
+    'JAX in every step',
     'gaps': 'the device runs nothing between operations: they are too short; use larger micro-batches (batch.micro)',
-    'between steps': 'the device waits for the host: a late batch (the run reports waits for data), or log.every is too small',
+    'between steps': 'the device waits for the host: a late batch (the run reports waits for data), or log.every is '
+    'too small',
 }  # fmt: skip
 
 

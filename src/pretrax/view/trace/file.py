@@ -1,7 +1,7 @@
 """Reads traces of training steps: what ran on which device, on which stream, from when to when.
 
-A trace is an `.xplane.pb` of the profiler, which needs JAX to read, or the `perfetto_trace.json.gz` beside it, which needs
-none. The layout of a trace depends on the platform:
+A trace is an `.xplane.pb` of the profiler, which needs JAX to read, or the `perfetto_trace.json.gz` beside it, which
+needs none. The layout of a trace depends on the platform:
 
     CPU    one plane '/host:CPU' with a line per thread; events with the statistic `hlo_op` are operations of a program,
            on the device `device_ordinal`, of the execution `run_id`

@@ -1,6 +1,7 @@
 """Traced steps, joined to their program: rows by operation, scope and source line, and phases.
 
-Times are seconds per step and device. See `view/trace/device_time.py` for how the time of a device divides among operations.
+Times are seconds per step and device. See `view/trace/device_time.py` for how the time of a device divides among
+operations.
 """
 
 import dataclasses

@@ -21,7 +21,8 @@ COLUMNS = {
     'elapsed': 'from start to end of the operations, hidden ones included',
     'FLOP/s': 'FLOPs of products over the elapsed time',
     'bytes/s': 'bytes that the program reads and writes, over the elapsed time',
-    'roofline': "the time that the device's peak FLOP/s and bandwidth allow, over the elapsed time; empty if not known, or over 100%",
+    'roofline': "the time that the device's peak FLOP/s and bandwidth allow, over the elapsed time; empty if not "
+    'known, or over 100%',
 }
 _PHASE_COLUMNS = {
     'time': COLUMNS['time'],
@@ -86,7 +87,10 @@ def summary(steps: TracedSteps) -> Iterator[str]:
     exposed = steps.phases().get('communication', 0.0)
     if steps.communicating:
         hidden = 1 - exposed / steps.communicating
-        yield f'communication {short_time(steps.communicating)}, of which {short_time(exposed)} exposed ({hidden:.0%} hidden)'
+        yield (
+            f'communication {short_time(steps.communicating)}, of which {short_time(exposed)} exposed ({hidden:.0%} '
+            'hidden)'
+        )
     if steps.program is None:
         yield 'the program of the step is missing (program.hlo.txt.gz): no scopes, source lines, FLOPs and bytes'
 
@@ -198,7 +202,8 @@ def as_html(steps: TracedSteps, by: By, title: str) -> str:
     """A page without scripts that needs no network; each table has the definitions of its columns below its title."""
     tables = [
         _table('Phases', {'phase': 'part of the step'} | _PHASE_COLUMNS, phase_rows(steps)),
-        _table(f'By {by}', {by: COLUMNS['name']} | dict(list(COLUMNS.items())[1:]), [cells(row, steps.seconds) for row in steps.rows(by)]),
+        _table(f'By {by}', {by: COLUMNS['name']} | dict(list(COLUMNS.items())[1:]), [cells(row,
+        steps.seconds) for row in steps.rows(by)]),
     ]  # fmt: skip
     return template('trace/table.html').render(
         title=title,
