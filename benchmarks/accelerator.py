@@ -184,8 +184,8 @@ def parts(device: dict[str, Any], tiny: bool, with_torch: bool, seconds: float) 
 
 
 def run_part(part: Part, launch: Launch, seconds: float) -> dict[str, Any]:
-    """Result of a part. If memory runs out, the batch is split into more passes, and the result records their
-    number.
+    """Result of a part. If memory runs out, the batch is split into more passes,
+    and the result records their number.
     """
     if part.side == 'check':
         return compare_losses(part, launch, seconds)
@@ -331,8 +331,8 @@ def _rate(found: dict[str, Any]) -> str:
 
 
 def make_wheels(directory: Path) -> None:
-    """Downloads the wheels that a machine with JAX lacks, in the versions installed here, for x86-64 and Python
-    3.12.
+    """Downloads the wheels that a machine with JAX lacks, in the versions installed here,
+    for x86-64 and Python 3.12.
     """
     names = [f'{name}=={importlib.metadata.version(name)}' for name in WHEELS]
     platforms = [f'--platform=manylinux_2_{n}_x86_64' for n in (17, 27, 28)] + ['--platform=manylinux2014_x86_64']

@@ -64,8 +64,8 @@ def main() -> None:
 def compare(
     scratch: Path, teacher: Path, seeds: int, steps: int, chosen: Sequence[str], hidden_weight: float
 ) -> dict[str, Any]:
-    """`val_loss` of each seed, speed and memory of the chosen kinds of students, and `val_loss` of the teacher, if it
-    has one.
+    """`val_loss` of each seed, speed and memory of the chosen kinds of students,
+    and `val_loss` of the teacher, if it has one.
     """
     directory, step = find_checkpoint(teacher)
     val_loss = read_description(directory, step).get('val_loss')

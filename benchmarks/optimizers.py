@@ -72,8 +72,8 @@ def main() -> None:
 
 
 def compared(name: str, powers: list[int], seeds: int, steps: int) -> dict[str, Any]:
-    """The losses of an optimizer by learning rate and, at the best one, by seed; its speed and the bytes of its
-    state.
+    """The losses of an optimizer by learning rate and, at the best one, by seed;
+    its speed and the bytes of its state.
     """
     trainer = Trainer(name, steps)
     by_power: dict[int, float] = {}

@@ -68,8 +68,8 @@ def write_run(directory: Path, lines: int) -> None:
 
 
 def in_browser(report: Path, metrics: Path) -> dict[str, float | bool] | None:
-    """Seconds until the page is ready and until all charts are drawn, and whether all numbers are right; None: no
-    browser.
+    """Seconds until the page is ready and until all charts are drawn,
+    and whether all numbers are right; None: no browser.
     """
     chromium = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
     if chromium is None:

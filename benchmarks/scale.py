@@ -41,8 +41,8 @@ LENGTH = 2048
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of a table. `sequences`: per chip; `t`: of the mesh; `published`: MFU in percent; `copies`: r within a
-    slice.
+    """A row of a table. `sequences`: per chip; `t`: of the mesh; `published`: MFU in percent;
+    `copies`: r within a slice.
     """
 
     decoder: str

@@ -50,8 +50,8 @@ def rms_norm(x: f32['B/r/d/e L/c M'], scale: f32['M']) -> f32['B/r/d/e L/c M']:
 
 
 def min_gru(x: f32['B/r/d/e L/c M'], w: Layer, starts: bool_['B/r/d/e L/c']) -> f32['B/r/d/e L/c M']:
-    """s[l] = (1 - z[l]) s[l-1] + z[l] c[l], where z is the gate and c the candidate (section 3.1). A document starts
-    from 0.
+    """s[l] = (1 - z[l]) s[l-1] + z[l] c[l], where z is the gate and c the candidate (section 3.1).
+    A document starts from 0.
     """
     w_gate = all_gather('M/d H/t -> M H/t', w.gate)
     w_candidate = all_gather('M/d H/t -> M H/t', w.candidate)

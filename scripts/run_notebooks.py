@@ -45,8 +45,8 @@ def execute(path: Path) -> None:
 
 
 def shown(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
-    """The pictures and values, and what was printed as one text, without lines that name a directory of this
-    machine.
+    """The pictures and values, and what was printed as one text,
+    without lines that name a directory of this machine.
     """
     texts = [output.text for output in outputs if output.get('name') == 'stdout']
     lines = [line for line in ''.join(texts).splitlines(keepends=True) if tempfile.gettempdir() not in line]

@@ -63,8 +63,8 @@ def pytest_unconfigure(config):
 
 
 def pytest_runtest_setup(item):
-    """Shows the stacks of a process that crashes, since a training run that has ended leaves them to captured
-    output.
+    """Shows the stacks of a process that crashes,
+    since a training run that has ended leaves them to captured output.
     """
     if item.config.stash.get(fault_handler_stderr_fd_key, None) is not None:
         faulthandler.enable(item.config.stash[fault_handler_stderr_fd_key])

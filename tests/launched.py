@@ -122,8 +122,8 @@ class Training:
         return steps_in(self.run_dir / 'checkpoints')
 
     def recoveries(self, faults: Iterable[float]) -> list[str]:
-        """A line for each fault, which the end of an attempt follows: when it was noticed, and when the run trained
-        again.
+        """A line for each fault, which the end of an attempt follows:
+        when it was noticed, and when the run trained again.
         """
         ends = zip(faults, self.events('ended'), self.events('stepped')[1:], strict=False)
         return [

@@ -30,8 +30,8 @@ class RayNodes:
         self.nodes.append(self._start(num_cpus=1, object_store_memory=80 << 20))
 
     def _start(self, **options: Any) -> Any:
-        """Starts a node; the first one is the head. Ray gives it 30 seconds, which may be too short on a busy
-        machine.
+        """Starts a node; the first one is the head. Ray gives it 30 seconds,
+        which may be too short on a busy machine.
         """
         for _ in range(2):
             with contextlib.suppress(Exception), self._with_environment():

@@ -86,8 +86,8 @@ def _layer(x, layer, i, segments, positions, arch, masks, routers):
 
 
 def _module(h, w, k, embedded, segments, positions, arch, routers):
-    """DeepSeek-AI 2024, arXiv:2412.19437, eq. 21 and 22: h^k, normed, from h^(k-1), of which the last k do not count.
-    [L, M]
+    """DeepSeek-AI 2024, arXiv:2412.19437, eq. 21 and 22:
+    h^k, normed, from h^(k-1), of which the last k do not count. [L, M]
     """
     shifted = jnp.concatenate([embedded[k:], jnp.repeat(embedded[-1:], k, axis=0)])  # routers count the last k
     both = jnp.concatenate([norm(h, w.hidden_norm, None, arch), norm(shifted, w.embedding_norm, None, arch)], axis=-1)
@@ -151,8 +151,8 @@ def norm(x, scale, bias, arch):
 
 
 def attention(x, w, segments, positions, arch, masks=None, i=0):
-    """Causal attention inside documents, a head at a time; in Llama 4, inside chunks of documents. x [L, M], layer
-    i.
+    """Causal attention inside documents, a head at a time;
+    in Llama 4, inside chunks of documents. x [L, M], layer i.
     """
     length = x.shape[0]
     order = jnp.arange(length)
@@ -335,8 +335,8 @@ def z_loss(w, batch, arch):
 
 
 def router_losses(w, batch, arch):
-    """The load-balance loss and the z-loss of the routers, each with its weight. What is behind a row's last target
-    does not count.
+    """The load-balance loss and the z-loss of the routers, each with its weight.
+    What is behind a row's last target does not count.
     """
     _, (router, _, chosen), _ = whole(w, batch.tokens, batch.segments, batch.positions, arch)  # [B, layers, L, E] each
     last = (jnp.arange(1, batch.mask.shape[1] + 1) * (batch.mask > 0)).max(-1)

@@ -1,5 +1,5 @@
-"""A small run for tests that need a whole one: documents of made-up words, and a decoder that learns them in a
-second.
+"""A small run for tests that need a whole one:
+documents of made-up words, and a decoder that learns them in a second.
 """
 
 import json

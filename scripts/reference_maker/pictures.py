@@ -1,5 +1,5 @@
-"""Pictures of the mesh: all six axes, and what each of them shards and sends. Types and collectives are those of the
-source.
+"""Pictures of the mesh: all six axes, and what each of them shards and sends.
+Types and collectives are those of the source.
 """
 
 import ast

@@ -55,15 +55,15 @@ def coordination_client() -> Any:
 
 
 def parse_xla_flags() -> None:
-    """Makes XLA read XLA_FLAGS. It ends the process if it does not know one. JAX 0.12; a public function that checks
-    them.
+    """Makes XLA read XLA_FLAGS. It ends the process if it does not know one. JAX 0.12;
+    a public function that checks them.
     """
     xla_client.CompileOptions()
 
 
 def has_started() -> bool:
-    """Whether this process has used devices, so that it can join no others. JAX 0.12; a public function that starts
-    nothing.
+    """Whether this process has used devices, so that it can join no others. JAX 0.12;
+    a public function that starts nothing.
     """
     return xla_bridge.backends_are_initialized()
 

@@ -1,5 +1,5 @@
-"""`auto` becomes a number with a reason: planned for a mesh, measured for a micro-batch, and the same when a run goes
-on.
+"""`auto` becomes a number with a reason: planned for a mesh, measured for a micro-batch,
+and the same when a run goes on.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Predicted exposed communication and steps are close to those read from compiled programs, but for those named
-here.
+"""Predicted exposed communication and steps are close to those read from compiled programs,
+but for those named here.
 """
 
 import json

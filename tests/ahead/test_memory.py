@@ -1,5 +1,5 @@
-"""The predicted memory is within a tenth of what compilers allocate, for every row that was compiled but those named
-here.
+"""The predicted memory is within a tenth of what compilers allocate,
+for every row that was compiled but those named here.
 """
 
 import json

@@ -127,8 +127,8 @@ def test_wrong_requests_are_user_errors(arguments, said, capsys):
 
 @pytest.mark.parametrize('name', ['adamw', 'muon', 'soap', 'schedule_free'])
 def test_the_memory_of_the_optimizer_is_that_of_its_state(name):
-    """Weights, and the state that a run makes on one device; SOAP has more for a wide feed-forward than for a square
-    matrix.
+    """Weights, and the state that a run makes on one device;
+    SOAP has more for a wide feed-forward than for a square matrix.
     """
     model = {'family': 'llama', 'n_layers': 2, 'd_model': 32, 'attention': {'n_heads': 4}, 'feed_forward': {'d_ff': 96}}
     changes = {

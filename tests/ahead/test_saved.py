@@ -65,8 +65,8 @@ def rewritten(file: pathlib.Path, place: pathlib.Path, executable: bytes | None 
 
 
 def test_a_step_that_was_compiled_with_former_keys_is_compared_by_those_of_today(tmp_path, monkeypatch):
-    """The manifest is of an earlier pretrax, whose executable cannot be loaded elsewhere: only configurations are
-    compared.
+    """The manifest is of an earlier pretrax, whose executable cannot be loaded elsewhere:
+    only configurations are compared.
     """
     monkeypatch.chdir(unpacked(tmp_path))
     upgrade_file(pathlib.Path('old.yaml'))

@@ -1,5 +1,5 @@
-"""The sides of benchmarks/serve.py that need no PyTorch. The benchmark itself checks that both write the same
-tokens.
+"""The sides of benchmarks/serve.py that need no PyTorch.
+The benchmark itself checks that both write the same tokens.
 """
 
 import subprocess

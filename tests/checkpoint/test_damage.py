@@ -74,8 +74,8 @@ def delete(path):
 @pytest.mark.skipif(os.geteuid() != 0, reason='needs root to become somebody else')
 @pytest.mark.parametrize('which', [min, max])
 def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(which, whole):
-    """Its manifest, or the largest of its files. An earlier one would be restored instead, and this one be removed
-    later.
+    """Its manifest, or the largest of its files.
+    An earlier one would be restored instead, and this one be removed later.
     """
     place = Path(tempfile.mkdtemp())
     directory = Path(shutil.copytree(whole, place / 'checkpoints'))

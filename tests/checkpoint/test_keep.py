@@ -476,8 +476,8 @@ class TakenOverError(Exception):
 
 
 class Writers:
-    """Two processes of one run. The first is stopped before one of its requests, and goes on when the second has
-    saved.
+    """Two processes of one run. The first is stopped before one of its requests,
+    and goes on when the second has saved.
     """
 
     def __init__(self, place):
@@ -492,8 +492,8 @@ class Writers:
         return Checkpoints(self.place.path, 2, confirm=confirm)
 
     def run(self, how, stop):
-        """Returns how many requests the first process made, and the files of the second when it had saved and at the
-        end.
+        """Returns how many requests the first process made,
+        and the files of the second when it had saved and at the end.
         """
         self.holder = 'first'
         with self.open('first') as checkpoints:

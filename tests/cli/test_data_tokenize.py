@@ -1,5 +1,5 @@
-"""`pretrax data tokenize` and `pretrax data train-tokenizer`: from a configuration or text to files, and what comes
-next.
+"""`pretrax data tokenize` and `pretrax data train-tokenizer`:
+from a configuration or text to files, and what comes next.
 """
 
 import json

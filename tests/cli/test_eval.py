@@ -61,8 +61,8 @@ def test_texts_of_the_user(values, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_follow_evaluates_each_checkpoint_once(values, tmp_path, monkeypatch, capsys):
-    """While the run trains, and again after a stop: its numbers are those of `eval` afterwards, in the record of the
-    run.
+    """While the run trains, and again after a stop:
+    its numbers are those of `eval` afterwards, in the record of the run.
     """
     pretrain(config_from_values(values | {'checkpoint': {'every': 3}}), progress=Quiet())
     run, whole = tmp_path / 'run', tmp_path / 'whole'

@@ -1,5 +1,5 @@
-"""Ctrl-C before the first step: exit code 130 and no traceback, while modules are imported, data is read and the step
-compiles.
+"""Ctrl-C before the first step: exit code 130 and no traceback, while modules are imported,
+data is read and the step compiles.
 """
 
 import json

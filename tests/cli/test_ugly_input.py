@@ -1,5 +1,5 @@
-"""Input that no program expects: each ends with a short message and exit code 2, without a traceback and without
-waiting.
+"""Input that no program expects: each ends with a short message and exit code 2,
+without a traceback and without waiting.
 """
 
 import io

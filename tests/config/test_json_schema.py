@@ -1,5 +1,5 @@
-"""The JSON Schema accepts what pretrax accepts, refuses wrong keys, and describes every key; the one in the repository
-is current.
+"""The JSON Schema accepts what pretrax accepts, refuses wrong keys, and describes every key;
+the one in the repository is current.
 """
 
 from pathlib import Path

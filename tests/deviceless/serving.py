@@ -28,8 +28,8 @@ from pretrax.shardlib import i32, make_shardings
 
 
 def compile_writing(name: str, sizes: dict[str, int], options: EngineOptions, **model: Any) -> dict[str, Any]:
-    """The kernel, the calls in the program, and the bytes of its temporary arrays and of a layer's cache, on a
-    device.
+    """The kernel, the calls in the program, and the bytes of its temporary arrays and
+    of a layer's cache, on a device.
     """
     shape = dict.fromkeys(AXES, 1) | sizes
     count = int(np.prod(list(shape.values())))

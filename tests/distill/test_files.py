@@ -123,8 +123,8 @@ def test_a_part_that_cannot_be_read_is_kept(directory):
 
 
 def test_a_directory_in_a_bucket(bucket, tmp_path, monkeypatch):
-    """Another machine reads what one has written. A part whose upload was cut is none, and one that is damaged is
-    removed.
+    """Another machine reads what one has written.
+    A part whose upload was cut is none, and one that is damaged is removed.
     """
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'one'))
     place = locate(f'{bucket.url}/teacher')

@@ -1,5 +1,5 @@
-"""Hidden states of a teacher: the loss and its gradient equal plain jax.numpy on any mesh, and only what is asked for
-is kept.
+"""Hidden states of a teacher: the loss and its gradient equal plain jax.numpy on any mesh,
+and only what is asked for is kept.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ def distilled(student=LLAMA, teacher=WIDE, mesh=None, *, pairs=PAIRS, weight=0.6
 
 
 def expected_gradient(model, weights, teacher, batch):
-    """FitNets, eq. 3, and TinyBERT, eq. 8, in plain jax.numpy: relative to the teacher, the mean over pairs and
-    targets.
+    """FitNets, eq. 3, and TinyBERT, eq. 8, in plain jax.numpy:
+    relative to the teacher, the mean over pairs and targets.
     """
     seen = batch.tokens, batch.segments, batch.positions
 

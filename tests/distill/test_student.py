@@ -1,5 +1,5 @@
-"""Distillation: losses and gradients equal plain jax.numpy, on any mesh, with masks and accumulation; logits are never
-whole.
+"""Distillation: losses and gradients equal plain jax.numpy, on any mesh,
+with masks and accumulation; logits are never whole.
 """
 
 import math
@@ -37,8 +37,8 @@ def distilled(
 
 
 def expected_gradient(model, weights, teacher, batch):
-    """Gradient and losses in plain jax.numpy: Hinton et al. 2015, section 2; the mean over target tokens by their
-    weight.
+    """Gradient and losses in plain jax.numpy: Hinton et al. 2015, section 2;
+    the mean over target tokens by their weight.
     """
     how = model.how
 

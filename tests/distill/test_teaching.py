@@ -78,8 +78,8 @@ def test_a_run_resumes_exactly_and_its_checkpoints_do_not_have_the_teacher(teach
 
 
 def check_projection(teacher, student, arrays, directory):
-    """Checkpoints have the projection of hidden states, which only training uses: another run begins with one of its
-    own.
+    """Checkpoints have the projection of hidden states, which only training uses:
+    another run begins with one of its own.
     """
     assert arrays['weights.hidden_projection']['shape'] == [1, 8, 16]
     assert open_trained(student['run_dir']).weights().hidden_projection is None

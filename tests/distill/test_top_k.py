@@ -1,5 +1,5 @@
-"""Offline distillation: KL over the k most likely tokens and the tail equals plain jax.numpy, and with all tokens the
-online one.
+"""Offline distillation: KL over the k most likely tokens and the tail equals plain jax.numpy,
+and with all tokens the online one.
 """
 
 import dataclasses

@@ -1,5 +1,5 @@
-"""The generated pages of the reference leave out no key and lead to sections; committed pictures are what the source
-makes.
+"""The generated pages of the reference leave out no key and lead to sections;
+committed pictures are what the source makes.
 """
 
 import functools

@@ -15,8 +15,8 @@ def test_one_slow_node_is_named_among_any_number(n):
 
 @pytest.mark.parametrize(('spread', 'most'), [(2, 0), (8, 0.15)])
 def test_the_usual_spread_names_nobody(spread, most):
-    """Nodes that vary by 2% raise no alarm. With 8%, the median alone would raise one for every second cluster of
-    16.
+    """Nodes that vary by 2% raise no alarm. With 8%,
+    the median alone would raise one for every second cluster of 16.
     """
     rng = np.random.default_rng(1)
     for n in (4, 16, 64):

@@ -91,8 +91,8 @@ def test_scores_are_those_of_each_text_alone(name, sizes, monkeypatch):
 
 
 def test_the_logits_of_a_batch_never_exist_together():
-    """The scoring program needs less than half the memory of f32 logits [batch, length, vocabulary], besides the
-    weights.
+    """The scoring program needs less than half the memory of f32 logits [batch, length,
+    vocabulary], besides the weights.
     """
     rows, length, vocab = 16, 256, 32768
     model, mesh = transformer(LLAMA, mesh_of(d=2, t=2), vocab_size=vocab, length=length), mesh_of(d=2, t=2)

@@ -64,8 +64,8 @@ def golden(case):
 
 
 def gpt2(directory):
-    """openai-community/gpt2: without the prefix, with masks in F32; files of other tools have them in U8, and the head
-    twice.
+    """openai-community/gpt2: without the prefix, with masks in F32;
+    files of other tools have them in U8, and the head twice.
     """
     config, tensors = golden('gpt2')
     weights = {name.removeprefix('transformer.'): x for name, x in tensors.items()}
@@ -97,8 +97,8 @@ def pythia(directory):
 
 
 def llama2(directory):
-    """meta-llama/Llama-2-7b-hf: F16 in shards with angles, an index that lists more angles than the files have,
-    tokenizer.model.
+    """meta-llama/Llama-2-7b-hf: F16 in shards with angles,
+    an index that lists more angles than the files have, tokenizer.model.
     """
     config, tensors = golden('llama2')
     half = {name: x.astype(np.float16) for name, x in tensors.items()}
@@ -120,8 +120,8 @@ def llama2(directory):
 
 
 def mistral(directory):
-    """mistralai/Mistral-7B-v0.3: the weights again under Mistral's own names, in consolidated.safetensors, and its
-    params.json.
+    """mistralai/Mistral-7B-v0.3: the weights again under Mistral's own names,
+    in consolidated.safetensors, and its params.json.
     """
     config, tensors = golden('mistral')
     half = {name: x.astype(ml_dtypes.bfloat16) for name, x in tensors.items()}
@@ -145,8 +145,8 @@ def gemma3(directory):
 
 
 def qwen2(directory):
-    """Qwen/Qwen2.5-0.5B, as `safetensors.torch.save_model` writes it: of the tied embedding and head only
-    lm_head.weight.
+    """Qwen/Qwen2.5-0.5B, as `safetensors.torch.save_model` writes it:
+    of the tied embedding and head only lm_head.weight.
     """
     config, tensors = golden('qwen2')
     half = {name: x.astype(ml_dtypes.bfloat16) for name, x in tensors.items()}
@@ -216,8 +216,8 @@ def continued(tmp_path, **data):
 
 @pytest.mark.parametrize('data', [{'validation': 0}, {'streaming': True, 'validation_documents': 0}])
 def test_a_run_continues_a_model_with_fewer_rows_than_tokens(data, tmp_path):
-    """The text has none of the others. A row of ids that has one is refused before a device reads another row
-    instead.
+    """The text has none of the others. A row of ids
+    that has one is refused before a device reads another row instead.
     """
     prepared = prepare(load(continued(tmp_path, **data)), lambda line: None)
     assert 'vocabulary: the tokenizer has 97 tokens, the model the first 96' in '\n'.join(map(str, prepared.startup))

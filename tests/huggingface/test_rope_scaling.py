@@ -23,8 +23,8 @@ def scaling(case, scaling, **more):
 
 
 def test_released_yarn_and_longrope_have_the_published_attention_factors():
-    """0.1 ln(s) + 1 (arXiv:2309.00071, eq. 22), and sqrt(1 + ln(s) / ln(L)) of Phi-3's code, where s = 32 and L =
-    4096.
+    """0.1 ln(s) + 1 (arXiv:2309.00071, eq. 22), and sqrt(1 + ln(s) / ln(L)) of Phi-3's code,
+    where s = 32 and L = 4096.
     """
     assert scaling('qwen2', YARN).amplitude == pytest.approx(1.1386294, abs=1e-6)
     long = scaling(

@@ -1,5 +1,5 @@
-"""Checkpoints that transformers wrote (tests/goldens) come in and go out again, to the bit, through the command
-line.
+"""Checkpoints that transformers wrote (tests/goldens) come in and go out again, to the bit,
+through the command line.
 """
 
 import json
@@ -53,8 +53,8 @@ def test_every_tensor_round_trips_bit_exactly(case, tmp_path):
 
 @pytest.mark.parametrize('case', CASES)
 def test_every_table_writes_an_architecture_or_refuses_it(case):
-    """No class has both an embedding multiplier and a soft cap of the logits, so write_config tries the tables of
-    all.
+    """No class has both an embedding multiplier and a soft cap of the logits,
+    so write_config tries the tables of all.
     """
     arch = resolve(decoder_options(**read_options(json.loads((GOLDENS / case / 'config.json').read_text()))[0]), 32, 8)
     with pytest.raises(UserError, match='no class of transformers computes this architecture'):
@@ -106,8 +106,8 @@ def test_tied_head_that_differs_from_the_embedding_is_rejected(tmp_path, capsys)
 
 
 def test_the_default_dtype_is_that_of_most_weights_and_biases_that_choose_experts_stay_in_f32(tmp_path, capsys):
-    """The files of DeepSeek V3: BF16, but for e_score_correction_bias; and a layer for multi-token prediction behind
-    the others.
+    """The files of DeepSeek V3: BF16, but for e_score_correction_bias;
+    and a layer for multi-token prediction behind the others.
     """
     case, source = GOLDENS / 'deepseek-v3', tmp_path / 'source'
     source.mkdir()

@@ -157,8 +157,8 @@ def writes_the_likeliest_tokens(name, mesh_name, draft=None, **changes):
     ],
 )
 def test_answers_are_those_of_the_forward_pass(name, mesh_name):
-    """Requests join and leave, some are canceled, prompts are read in chunks, and two kinds of beginnings are
-    shared.
+    """Requests join and leave, some are canceled, prompts are read in chunks,
+    and two kinds of beginnings are shared.
     """
     status = writes_the_likeliest_tokens(name, mesh_name)
     assert mesh_name != 'one device' or status.cached_prompt_tokens >= 16
@@ -194,8 +194,8 @@ def test_answers_of_every_family_are_those_of_the_forward_pass(name, mesh_name, 
 
 @pytest.mark.slow
 def test_states_are_those_of_the_forward_pass():
-    """As above. A prompt that begins like another one is read again; so is one that is scored before its answer is
-    written.
+    """As above. A prompt that begins like another one is read again;
+    so is one that is scored before its answer is written.
     """
     status = writes_the_likeliest_tokens('states', 'one device')
     assert status.cached_prompt_tokens == status.cached_pages == 0
@@ -449,8 +449,8 @@ def test_a_request_that_can_never_run_is_refused(engine, changes, message):
 
 
 def test_a_length_fits_if_its_cache_does():
-    """A cache has 2 arrays per layer of f32[9 sequences of the length, 2 heads, 8], and a page of 16 tokens for
-    padding.
+    """A cache has 2 arrays per layer of f32[9 sequences of the length, 2 heads, 8],
+    and a page of 16 tokens for padding.
     """
     model, options = (
         transformer(LLAMA | {'n_layers': 2, 'n_kv_heads': 2, 'd_head': 8}),

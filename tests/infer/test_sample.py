@@ -28,8 +28,8 @@ class Letters:
 
 
 def reciting():
-    """A decoder that knows the alphabet: attention and feed-forward add nothing, and each letter unembeds to the
-    next.
+    """A decoder that knows the alphabet: attention and feed-forward add nothing,
+    and each letter unembeds to the next.
     """
     model = transformer(LLAMA, vocab_size=END + 1)
     weights = jax.tree.map(np.zeros_like, random_weights(model))

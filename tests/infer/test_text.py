@@ -1,5 +1,5 @@
-"""The streamed text of an answer is the text of its tokens as `tokenizers` decodes them, cut at the first stop
-string.
+"""The streamed text of an answer is the text of its tokens as `tokenizers` decodes them,
+cut at the first stop string.
 """
 
 import functools

@@ -186,8 +186,8 @@ def slow(request, *, vocab_size: int = 96):
 
 @pytest.mark.slow
 def test_a_stopped_sweep_continues_with_the_same_command(tmp_path):
-    """Row 1 is done, row 2 is refused by the mesh, row 3 is stopped by Ctrl-C in the middle, and done by the next
-    run.
+    """Row 1 is done, row 2 is refused by the mesh, row 3 is stopped by Ctrl-C in the middle,
+    and done by the next run.
     """
     (tmp_path / 'plugin.py').write_text(PLUGIN)
     (tmp_path / 'base.yaml').write_text(json.dumps(BASE | {'model': {'name': 'bigram'}, 'plugins': ['plugin.py']}))

@@ -156,8 +156,8 @@ sys.exit(0) if attempt == 5 else wait()
 
 
 def test_an_elastic_launch_tries_a_lost_process_again_after_a_checkpoint(local, monkeypatch):
-    """The third of four is lost, also at the first trial: its end, without a checkpoint, does not wait for a second
-    one.
+    """The third of four is lost, also at the first trial:
+    its end, without a checkpoint, does not wait for a second one.
     """
     program = """
 if slot == '2' and attempt < 6:

@@ -1,5 +1,5 @@
-"""The process of one machine, as `srun`, ssh and a pod start it, over small programs in the place of `pretrax
-train`.
+"""The process of one machine, as `srun`, ssh and a pod start it,
+over small programs in the place of `pretrax train`.
 """
 
 import json

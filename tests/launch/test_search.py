@@ -94,8 +94,8 @@ class Fake:
 
 
 class FakeScheduler(Fake):
-    """The same with jobs: `pretrax launch slurm` starts the program as a process that continues without the
-    searcher.
+    """The same with jobs: `pretrax launch slurm` starts the program as a process
+    that continues without the searcher.
     """
 
     def __init__(self, place, monkeypatch):

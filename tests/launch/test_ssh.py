@@ -1,5 +1,5 @@
-"""`pretrax launch ssh` on hosts with a real sshd: what is lost, cut off and switched off, and mistakes before the
-start.
+"""`pretrax launch ssh` on hosts with a real sshd:
+what is lost, cut off and switched off, and mistakes before the start.
 """
 
 import os

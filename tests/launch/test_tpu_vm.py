@@ -343,8 +343,8 @@ class TestRecovery:
             return undisturbed(vms.config, tmp_path / 'undisturbed', 2, 'mesh.d=2')
 
     def test_slices_that_google_takes_back_are_replaced(self, vms, tmp_path, gcloud, monkeypatch):
-        """Every loss equals that of a run on this machine; the number of each process comes from its metadata
-        server.
+        """Every loss equals that of a run on this machine;
+        the number of each process comes from its metadata server.
         """
         expected = self.expected(vms, tmp_path, monkeypatch)
         vms.launch()

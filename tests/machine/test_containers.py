@@ -1,5 +1,5 @@
-"""Containers as some clusters start them: no user of this number, no home or one that is read-only, a tiny /dev/shm,
-one core.
+"""Containers as some clusters start them: no user of this number, no home or one that is read-only,
+a tiny /dev/shm, one core.
 """
 
 import json

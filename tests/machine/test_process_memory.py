@@ -1,5 +1,5 @@
-"""`pretrax train` asks for huge pages that it keeps by starting itself again, once, and leaves alone what was
-decided.
+"""`pretrax train` asks for huge pages that it keeps by starting itself again, once,
+and leaves alone what was decided.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""Identity on slices of TPUs: from the variables of GKE, and from the metadata server of TPU VMs, as JAX understands
-both.
+"""Identity on slices of TPUs: from the variables of GKE,
+and from the metadata server of TPU VMs, as JAX understands both.
 """
 
 import contextlib

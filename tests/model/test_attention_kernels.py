@@ -61,8 +61,8 @@ def test_splash_equals_blockwise_in_value_and_gradient(monkeypatch, kv_heads, sc
 
 
 def test_cudnn_computes_with_the_sums_that_have_the_sinks(monkeypatch):
-    """In the place of the kernel: the same mathematics, whose backward pass takes the output and the sums from the
-    forward one.
+    """In the place of the kernel: the same mathematics,
+    whose backward pass takes the output and the sums from the forward one.
     """
     scores, random = Scores(3.0, 0.0, 0), np.random.default_rng(0)
     q, k, v, d_out = random.normal(size=(4, 2, 12, 4, 8)).astype(np.float32)
@@ -135,8 +135,8 @@ def test_cudnn_refuses_a_backward_pass_that_does_not_take_the_output_and_the_sum
 def test_the_backward_pass_runs_the_forward_kernel_again_only_if_attention_is_not_kept(
     monkeypatch, name, forward, documents, loop
 ):
-    """The program is traced, not run: each layer, or one in a loop, has one call of the kernel more if it
-    recomputes.
+    """The program is traced, not run: each layer, or one in a loop,
+    has one call of the kernel more if it recomputes.
     """
     for check in ('check_cudnn_version', 'check_compute_capability', 'is_cuda_compute_capability_equal'):
         monkeypatch.setattr(cudnn_attention(), check, getattr(cudnn_attention(), check))  # put back after the test

@@ -36,8 +36,8 @@ def case(scores):
 
 @functools.cache
 def case_with_sinks(scores):
-    """The same, and sinks of each head: a key that every query sees, with this score and the value zero, a head at a
-    time.
+    """The same, and sinks of each head: a key that every query sees,
+    with this score and the value zero, a head at a time.
     """
     (q, k, v, segments, d_out), _ = case(scores)
     sinks = np.random.default_rng(1).normal(size=8).astype(np.float32)

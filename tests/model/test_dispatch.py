@@ -1,5 +1,5 @@
-"""Who stands where: places of tokens at their experts, the way there and back, and grouped products against plain
-ones.
+"""Who stands where: places of tokens at their experts, the way there and back,
+and grouped products against plain ones.
 """
 
 import jax

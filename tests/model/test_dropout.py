@@ -34,8 +34,8 @@ def mix(x):
 
 
 def masks_of(key, arch, rows, length):
-    """The masks as docs/models.md describes them, in numpy and of a whole batch: place -> (bool[rows, length, n],
-    rate).
+    """The masks as docs/models.md describes them, in numpy and of a whole batch:
+    place -> (bool[rows, length, n], rate).
     """
     words = jax.random.bits(jax.random.fold_in(key, zlib.crc32(b'dropout')), (rows, length, 2), jnp.uint32)
     first, second = np.moveaxis(np.asarray(words), -1, 0)

@@ -1,5 +1,5 @@
-"""Products in int8 and fp8: what they compute, that no mesh changes it, that chance is fair, and that training goes
-on.
+"""Products in int8 and fp8: what they compute, that no mesh changes it, that chance is fair,
+and that training goes on.
 """
 
 import functools
@@ -37,8 +37,8 @@ def into_and_out_of(
     kind: str,
     seed: num['two'],
 ) -> tuple[num['B/r/d/e L/c M'], num['B/r/d/e L/c M'], f32['M/d H/t D'], f32['H/t D M/d']]:
-    """x w v and its gradients, weights sharded as those of attention are: one product splits its result, one its
-    sum.
+    """x w v and its gradients, weights sharded as those of attention are:
+    one product splits its result, one its sum.
     """
 
     def loss(x, w, v):

@@ -28,8 +28,8 @@ def textbook(logits, targets):
 
 
 def examples(scale, padding):
-    """Logits of which the largest of some rows, and the target of some, lie in each shard; and `padding` where none
-    is.
+    """Logits of which the largest of some rows, and the target of some, lie in each shard;
+    and `padding` where none is.
     """
     rng = np.random.default_rng(0)
     logits = np.full((B, L, PADDED), padding, np.float32)

@@ -1,5 +1,5 @@
-"""A loss in parts is the loss of the whole, however the mesh shares out the sequence; and the logits are never
-whole.
+"""A loss in parts is the loss of the whole, however the mesh shares out the sequence;
+and the logits are never whole.
 """
 
 import math

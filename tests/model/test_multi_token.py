@@ -1,5 +1,5 @@
-"""Multi-token prediction equals the paper's formulas in plain JAX, document by document, and transformers on a real
-layout.
+"""Multi-token prediction equals the paper's formulas in plain JAX, document by document,
+and transformers on a real layout.
 """
 
 import json
@@ -99,8 +99,8 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch(name):
 
 @pytest.fixture
 def released(tmp_path):
-    """A checkpoint of GLM-4.5 with a module behind its layers, as released: tables are repeated. And what transformers
-    computes.
+    """A checkpoint of GLM-4.5 with a module behind its layers, as released: tables are repeated.
+    And what transformers computes.
     """
     golden, case = load_file(GOLDENS / 'multi_token.safetensors'), GOLDENS / 'glm4-moe'
     expected = {name: golden.pop(name) for name in ('tokens', 'logits')}
@@ -194,8 +194,8 @@ def test_a_pipeline_and_a_weight_without_modules_are_refused():
 
 
 def test_flops_and_parameters_of_a_module_are_those_of_a_layer_two_projections_and_the_unembedding():
-    """Of DeepSeek-V3's 685B parameters in files, 14B are of the module; 2 * 0.93B of these repeat the tables (its
-    README).
+    """Of DeepSeek-V3's 685B parameters in files, 14B are of the module;
+    2 * 0.93B of these repeat the tables (its README).
     """
     plain, more = (resolve(decoder_options(preset='deepseek-v3', mtp_layers=n), 129280, 4096) for n in (0, 1))
     assert more.n_matmul_params - plain.n_matmul_params == (

@@ -141,8 +141,8 @@ FLIPPED = {
 
 
 def forced(model, weights):
-    """Weights for another architecture: those of the same name, and ones or zeros that do nothing in place of
-    others.
+    """Weights for another architecture: those of the same name,
+    and ones or zeros that do nothing in place of others.
     """
     known = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(weights)}
 

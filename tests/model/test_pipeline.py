@@ -1,5 +1,5 @@
-"""The schedules: every micro-batch visits every chunk of layers once, in order, and nobody waits longer than is
-said.
+"""The schedules: every micro-batch visits every chunk of layers once, in order,
+and nobody waits longer than is said.
 """
 
 import re

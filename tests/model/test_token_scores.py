@@ -1,5 +1,5 @@
-"""The log probability of a target and whether it is the likeliest token equal plain jax.numpy, over a sharded
-vocabulary too.
+"""The log probability of a target and whether it is the likeliest token equal plain jax.numpy,
+over a sharded vocabulary too.
 """
 
 import jax
@@ -24,8 +24,8 @@ ROWS, LENGTH, COLUMNS = 4, 6, 24
     ids=['one device', 'd t', 'bf16'],
 )
 def test_scores_are_those_of_log_softmax_and_argmax(sizes, dtype, vocab_size):
-    """Within 2e-6 nats, also if padding columns have the largest logits. Of equal logits, the first is the
-    likeliest.
+    """Within 2e-6 nats, also if padding columns have the largest logits.
+    Of equal logits, the first is the likeliest.
     """
     rng = np.random.default_rng(0)
     logits = 4 * rng.standard_normal((ROWS, LENGTH, COLUMNS))

@@ -40,8 +40,8 @@ def test_rope_multiplies_complex_numbers(base):
 
 @pytest.mark.parametrize('name', ['gelu', 'gelu_erf', 'relu2'])
 def test_activations_without_a_gate_and_their_derivatives(name):
-    """The formulas of Hendrycks and Gimpel 2016, section 2, and So et al. 2021, section 4, and their differences in
-    f64.
+    """The formulas of Hendrycks and Gimpel 2016, section 2, and So et al.
+    2021, section 4, and their differences in f64.
     """
     formula = {
         'gelu': lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),

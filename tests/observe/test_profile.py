@@ -58,8 +58,8 @@ class State(NamedTuple):
 
 
 def follow(tmp_path, options, times):
-    """Makes steps that take these seconds. Returns the traces by the number of their first step, and what was
-    reported.
+    """Makes steps that take these seconds. Returns the traces by the number
+    of their first step, and what was reported.
     """
     clock, said = Seconds(), []
 

@@ -1,5 +1,5 @@
-"""Checks that a command in a file of the repository would start: its program, its flags, and the files it names
-exist.
+"""Checks that a command in a file of the repository would start:
+its program, its flags, and the files it names exist.
 """
 
 import functools

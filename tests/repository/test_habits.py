@@ -1,5 +1,5 @@
-"""What CONTRIBUTING.md offers exists: the commands of `just`, the hooks of pre-commit, and what templates ask for;
-versions agree.
+"""What CONTRIBUTING.md offers exists: the commands of `just`, the hooks of pre-commit,
+and what templates ask for; versions agree.
 """
 
 import json

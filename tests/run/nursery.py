@@ -44,8 +44,8 @@ class Kill(Quiet):
 
 
 def die_before(which, directory):
-    """Kills the process just before a change of a file below the directory: the which-th, or the first that it
-    matches.
+    """Kills the process just before a change of a file below the directory:
+    the which-th, or the first that it matches.
     """
     counted = []
 

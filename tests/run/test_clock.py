@@ -40,8 +40,8 @@ def test_goodput_counts_kept_steps_over_all_time(small):
 
 
 def test_a_clock_that_was_set_back_keeps_goodput_between_0_and_1(tmp_path, monkeypatch):
-    """By an hour, after 100 s; then half of 200 s by the clock, which the second process does not know, were
-    training.
+    """By an hour, after 100 s; then half of 200 s by the clock,
+    which the second process does not know, were training.
     """
     now = time.time() + 3600
     for seconds, event in ((0, 'began'), (100, 'stepped')):

@@ -1,5 +1,5 @@
-"""`pretrax train --dry-run`: it reports what `train` would do, fails if `train` would fail, and leaves nothing
-behind.
+"""`pretrax train --dry-run`: it reports what `train` would do, fails if `train` would fail,
+and leaves nothing behind.
 """
 
 import importlib.util

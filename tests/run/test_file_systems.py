@@ -189,8 +189,8 @@ def shut_down(place):
     ('fail', 'reason'), [(abort, 'Read-only file system'), (shut_down, 'Input/output error')], ids=['EROFS', 'EIO']
 )
 def test_a_disk_that_fails_while_files_are_open(ext4, losses, fail, reason):
-    """The run ends with the reason; once the disk is back, the same command computes what a run without the failure
-    does.
+    """The run ends with the reason; once the disk is back,
+    the same command computes what a run without the failure does.
     """
     run = ext4() / 'run'
     progress = During({23: lambda: fail(run.parent)})

@@ -1,5 +1,5 @@
-"""Stages of layers over the mesh axis p: one device's loss, gradients, weights and runs; what is sent; what is
-refused.
+"""Stages of layers over the mesh axis p: one device's loss, gradients, weights and runs;
+what is sent; what is refused.
 """
 
 import functools

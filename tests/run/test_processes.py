@@ -29,8 +29,8 @@ QUIET = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'}
 
 @pytest.mark.slow
 def test_two_and_four_processes_train_like_one(values, tmp_path):
-    """Two of two devices, then four of one. Tokens travel to experts between both pairs; keys, in a ring, between the
-    four.
+    """Two of two devices, then four of one. Tokens travel to experts between both pairs;
+    keys, in a ring, between the four.
     """
     values |= {'eval': {'every': 3, 'batches': 2}, 'schedule': {'name': 'constant', 'warmup': 2}}
     values['sample'] = {'every': 3, 'prompts': ['abc', 'fed cab', 'd'], 'tokens': 12}

@@ -1,5 +1,5 @@
-"""Compiled programs kept from run to run: nothing that is computed changes, and whatever fails costs the compiler's
-time.
+"""Compiled programs kept from run to run: nothing that is computed changes,
+and whatever fails costs the compiler's time.
 """
 
 import json
@@ -78,8 +78,8 @@ def disk(tmp_path):
 
 
 def test_a_run_takes_the_step_of_the_one_before_and_computes_the_same(tmp_path, disk):
-    """Compiled, taken, compiled again where the file is cut, taken, without a cache, with a full disk, with other
-    options.
+    """Compiled, taken, compiled again where the file is cut, taken, without a cache,
+    with a full disk, with other options.
     """
     cache = tmp_path / 'cache'
 

@@ -1,5 +1,5 @@
-"""A run whose directory is in a bucket, on a real server: it trains as on a disk, and survives what happens to
-buckets.
+"""A run whose directory is in a bucket, on a real server:
+it trains as on a disk, and survives what happens to buckets.
 """
 
 from pathlib import Path

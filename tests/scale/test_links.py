@@ -1,5 +1,5 @@
-"""Seconds of collectives, against the formulas of How to Scale Your Model (jax-ml.github.io/scaling-book), parts 2, 3,
-12.
+"""Seconds of collectives, against the formulas of How
+to Scale Your Model (jax-ml.github.io/scaling-book), parts 2, 3, 12.
 """
 
 import numpy as np

@@ -122,8 +122,8 @@ def test_attention_counts_two_products_forward_and_five_backward():
 
 
 def test_activations_over_t_are_ten_arrays_per_layer_and_eleven_if_recomputed():
-    """Forward two gathers and two scatters, backward the same and two gathers; the ends four. 2 bytes, 7/8 at 450
-    GB/s.
+    """Forward two gathers and two scatters, backward the same and two gathers; the ends four.
+    2 bytes, 7/8 at 450 GB/s.
     """
     tokens = 2**17
     for saved, arrays in ((None, 10 * 10 + 4), ({}, 11 * 10 + 4)):

@@ -231,8 +231,8 @@ def test_sums_in_fusions_of_v5e():
 
 
 def test_default_options_of_v5p():
-    """`%all-reduce.8` and `.9` sum arrays of zeros in which `%fusion.59` and `.60` put a slice: they stand for
-    gathers.
+    """`%all-reduce.8` and `.9` sum arrays of zeros in which `%fusion.59`
+    and `.60` put a slice: they stand for gathers.
     """
     assert summed(real('v5p', {'d': 64}, 'v5p:4x4x4')) == {
         ('all-reduce', ('d',), 'waits, stands for a gather'): (8, 8 * 2 * MATRIX * 63 / 64),

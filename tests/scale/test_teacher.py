@@ -46,8 +46,8 @@ def test_weights_of_the_teacher_are_those_of_its_arrays(tmp_path, mesh):
 
 
 def test_flops_are_those_counted_by_hand(tmp_path):
-    """Per token: 6 for each weight of the student, 2 for each of the teacher; attention to half of the keys, once or
-    thrice.
+    """Per token: 6 for each weight of the student, 2 for each of the teacher;
+    attention to half of the keys, once or thrice.
     """
     run, L = prepared(tmp_path, mesh={'r': 8}), 512
     student = 4 * (4 * 128 * 128 + 3 * 128 * 512) + 8192 * 128

@@ -1,5 +1,5 @@
-"""Fields of other servers: values that ask for nothing stop nobody, and what cannot be done is refused with its
-reason.
+"""Fields of other servers: values that ask for nothing stop nobody,
+and what cannot be done is refused with its reason.
 """
 
 import pytest

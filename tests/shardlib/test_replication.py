@@ -87,8 +87,8 @@ def apart(x, y):
 
 @strategies.composite
 def programs(draw):
-    """A program, and the axes along which its last value differs. It begins with a sharded, a gathered, a whole
-    value.
+    """A program, and the axes along which its last value differs.
+    It begins with a sharded, a gathered, a whole value.
     """
     differ = [set('abc'), set('a'), set()]
     program = []

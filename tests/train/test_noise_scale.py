@@ -1,5 +1,5 @@
-"""The noise of the gradient: exact on average over all batches, and that of the gradients of single sequences in a
-decoder.
+"""The noise of the gradient: exact on average over all batches,
+and that of the gradients of single sequences in a decoder.
 """
 
 import dataclasses

@@ -45,8 +45,8 @@ def trained(rule, batches, mesh=None):
 
 
 def test_weights_are_x_of_the_papers_algorithm():
-    """Algorithm 1 in double precision, with a warm-up, decay at y, and a step that is skipped because its loss is not
-    finite.
+    """Algorithm 1 in double precision, with a warm-up, decay at y,
+    and a step that is skipped because its loss is not finite.
     """
     batches = [random_batch(8, number) for number in range(9)]
     batches[5] = dataclasses.replace(batches[5], mask=batches[5].mask * np.nan)

@@ -1,5 +1,5 @@
-"""Steps that change no weight: without a target, spikes of the loss, and in fp16 gradients that overflow, with the
-scale.
+"""Steps that change no weight: without a target, spikes of the loss,
+and in fp16 gradients that overflow, with the scale.
 """
 
 import dataclasses

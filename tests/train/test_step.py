@@ -340,8 +340,8 @@ def with_reduction(reduction, mesh, options):
     ids=str,
 )  # fmt: skip
 def test_sums_over_d_are_in_bf16_if_asked(options, sizes, accumulation):
-    """All that is scattered over d is bf16 then, but for a router. Before XLA's optimizations: for CPUs it sums in
-    f32.
+    """All that is scattered over d is bf16 then, but for a router.
+    Before XLA's optimizations: for CPUs it sums in f32.
     """
     mesh, scattered = mesh_of(**sizes), {}
     for reduction in ('f32', 'bf16', 'bf16_r_d'):
@@ -371,8 +371,8 @@ def ring_scatter(x, names, *, scatter_dimension, tiled):
 
 @pytest.mark.slow
 def test_training_with_sums_over_d_in_bf16_converges_as_in_f32(monkeypatch):
-    """Eight devices in a ring that rounds at each hop, against sums in f32 on them and on one device: text that can be
-    learned.
+    """Eight devices in a ring that rounds at each hop,
+    against sums in f32 on them and on one device: text that can be learned.
     """
     monkeypatch.setattr(jax.lax, 'psum_scatter', ring_scatter)
     followers = np.random.default_rng(3).integers(0, VOCAB, (VOCAB, 4))

@@ -134,8 +134,8 @@ def test_a_base_is_looked_for_in_the_directory_of_configurations_and_may_have_a_
 
 
 def test_a_gemma2_layer_of_maxtext_is_two_and_its_embedding_holds_the_scale(tmp_path):
-    """configs/models/gemma2-2b.yml: 13 blocks of a local and a global layer. Gemma 2 2B has 26 layers
-    (arXiv:2408.00118).
+    """configs/models/gemma2-2b.yml: 13 blocks of a local and a global layer.
+    Gemma 2 2B has 26 layers (arXiv:2408.00118).
     """
     text = """\
 base_emb_dim: 2304

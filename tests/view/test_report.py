@@ -1,5 +1,5 @@
-"""The report, read in a browser without a network: its numbers are those of the files, and nothing in them is
-executed.
+"""The report, read in a browser without a network:
+its numbers are those of the files, and nothing in them is executed.
 """
 
 import json

@@ -51,8 +51,8 @@ def test_every_table_has_every_row(written):
 
 
 def test_each_varied_key_has_a_plot(written):
-    """Of three numbers by model size and by batch; all rows have one device. A curve for each value of the other
-    key.
+    """Of three numbers by model size and by batch; all rows have one device.
+    A curve for each value of the other key.
     """
     assert sorted(path.name for path in written.glob('*.svg')) == [
         f'plot-{y}-by-{x}.svg' for y in ('memory', 'mfu', 'tokens_per_second') for x in ('batch_tokens', 'n_params')

@@ -1,5 +1,5 @@
-"""Following a run: its newest checkpoint is used, also after a rollback or a removal; one that does not fit is left
-out.
+"""Following a run: its newest checkpoint is used, also after a rollback or a removal;
+one that does not fit is left out.
 """
 
 import dataclasses

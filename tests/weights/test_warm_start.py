@@ -85,8 +85,8 @@ def trained(tmp_path_factory):
 
 
 def test_training_goes_on_from_another_run(trained, tmp_path):
-    """The weights are those of the run, on another mesh; the first loss is where the run ended and not that of a new
-    one.
+    """The weights are those of the run, on another mesh;
+    the first loss is where the run ended and not that of a new one.
     """
     run, values, first = trained
     tokenizer = next((run / 'data').glob('*/tokenizer.json'))
@@ -147,8 +147,8 @@ def test_what_works_with_the_same_weights_is_announced(trained, tmp_path):
 
 
 def test_the_weights_that_fit_are_taken_from_hugging_face_layer_by_layer(values):
-    """The golden has two layers: a model of three begins with them, and its third layer and its vocabulary are
-    drawn.
+    """The golden has two layers: a model of three begins with them,
+    and its third layer and its vocabulary are drawn.
     """
     said = []
     model = {'vocab_size': 300, 'n_layers': 3, 'feed_forward': {'d_ff': 48}}

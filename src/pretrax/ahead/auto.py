@@ -93,8 +93,8 @@ def _as_it_began(config: RunConfig, n_devices: int) -> RunConfig | None:
 
 
 def _here() -> Here | None:
-    """The devices of this machine; None if the plan does not know them: CPUs, devices that are not in its tables, and
-    parts of a slice.
+    """The devices of this machine; None if the plan does not know them:
+    CPUs, devices that are not in its tables, and parts of a slice.
     """
     devices = jax.devices()
     topology, memory = topology_of(devices), device_memory(jax.local_devices()[0])

@@ -1,5 +1,5 @@
-"""The report of `pretrax compile`: whether the step fits, what needs the memory, what is communicated, what to
-change.
+"""The report of `pretrax compile`: whether the step fits, what needs the memory,
+what is communicated, what to change.
 """
 
 from collections.abc import Iterator

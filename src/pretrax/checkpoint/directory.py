@@ -156,8 +156,8 @@ def _silence_orbax() -> None:
     report = sys.unraisablehook
 
     def report_others(unraisable: 'sys.UnraisableHookArgs') -> None:
-        """When one array cannot be written, Orbax does not wait for the others: they end after its event loop is
-        closed.
+        """When one array cannot be written, Orbax does not wait for the others:
+        they end after its event loop is closed.
         """
         error = unraisable.exc_value
         if not (isinstance(error, RuntimeError) and str(error) == 'Event loop is closed'):

@@ -42,8 +42,8 @@ class DamagedError(UserError):
 
 
 def unreadable(place: AnyPath, error: OSError) -> DamagedError:
-    """The error for a checkpoint with a file that cannot be read. Raises UserError or OSError as
-    `raise_if_unreachable`.
+    """The error for a checkpoint with a file that cannot be read.
+    Raises UserError or OSError as `raise_if_unreachable`.
     """
     raise_if_unreachable(place, error)
     if isinstance(place, pathlib.Path) and not place.is_dir():  # its run has newer ones, or somebody deleted it

@@ -64,8 +64,8 @@ class _StreamedHandler(type_handlers.NumpyHandler):
 def write_streamed(
     directory: pathlib.Path, step: int, weights: Mapping[str, StreamedArray], description: dict[str, Any]
 ) -> pathlib.Path:
-    """Writes weights, by their dotted paths, to `<directory>/<step>`. If interrupted, the directory keeps its temporary
-    name.
+    """Writes weights, by their dotted paths, to `<directory>/<step>`.
+    If interrupted, the directory keeps its temporary name.
     """
     registry = type_handlers.create_type_handler_registry(
         (StreamedArray, _StreamedHandler()), (jax.Array, type_handlers.ArrayHandler())

@@ -59,8 +59,8 @@ def escaped(text: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """A message with references in the place of values from the environment, also of those that it quotes or
-    shortens.
+    """A message with references in the place of values from the environment,
+    also of those that it quotes or shortens.
     """
     read = [(name, part) for name in _read for part in _texts(os.environ.get(name))]
     for name, value in sorted(read, key=lambda item: -len(item[1])):

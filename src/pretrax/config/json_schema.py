@@ -114,8 +114,8 @@ def _choice(kind: str, name: str, common: Schema, options: Schema) -> Schema:
 
 
 def _complete(default: str, options: dict[str, Schema]) -> Iterator[Schema]:
-    """What a section has, unless the file extends another: the options that its component requires, and no others'
-    options.
+    """What a section has, unless the file extends another:
+    the options that its component requires, and no others' options.
     """
     for name, own in options.items():
         if 'required' in own:

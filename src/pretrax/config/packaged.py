@@ -1,5 +1,5 @@
-"""The configurations that come with pretrax: `quickstart` is configs/quickstart.yaml, `scale/16b`
-configs/scale/16b.yaml.
+"""The configurations that come with pretrax:
+`quickstart` is configs/quickstart.yaml, `scale/16b` configs/scale/16b.yaml.
 """
 
 from pathlib import Path

@@ -171,8 +171,8 @@ def known_keys(model: type[pydantic.BaseModel] | OneOf, prefix: str = '') -> lis
 
 
 def _fields(model: type[pydantic.BaseModel], given: Any) -> dict[str, Any]:
-    """The fields of a model; if it is a section whose `name` chooses a component, with the options of that
-    component.
+    """The fields of a model; if it is a section whose `name` chooses a component,
+    with the options of that component.
     """
     options_of = getattr(model, 'options_of', None)
     options = options_of(given) if options_of and isinstance(given, dict) else None

@@ -58,16 +58,15 @@ def written_values(config: RunConfig) -> dict[str, Any]:
         for path, text in config.references.items()
         if _may_be_secret(config, path)
     }
-    references |= _references_of_sources(config, references)
+    references |= _references_of_sources(config.data.options, references)
     for path, variable in SECRETS.items():
         if not _REFERENCE.fullmatch(references.get(path, '')):
             references[path] = f'${{oc.env:{variable},null}}'
     return _written(config.model_dump(mode='json'), (), references)
 
 
-def _references_of_sources(config: RunConfig, references: Mapping[Path, str]) -> dict[Path, str]:
+def _references_of_sources(options: Any, references: Mapping[Path, str]) -> dict[Path, str]:
     """The references of keys next to `data.mixture`, for the sources that take these keys over."""
-    options: Any = config.data.options
     shared = [path for path in references if path[0] == 'data' and len(path) > 1 and path[1] != 'mixture']
     return {
         ('data', 'mixture', number, *path[1:]): references[path]
@@ -78,8 +77,8 @@ def _references_of_sources(config: RunConfig, references: Mapping[Path, str]) ->
 
 
 def shown_prompts(config: RunConfig) -> list[str]:
-    """`sample.prompts` as pretrax shows them: a prompt from the environment, which may be a secret, is its
-    reference.
+    """`sample.prompts` as pretrax shows them: a prompt from the environment,
+    which may be a secret, is its reference.
     """
     prompts, whole = config.sample.prompts, config.references.get(('sample', 'prompts'))
     return [config.references.get(('sample', 'prompts', i), whole or prompt) for i, prompt in enumerate(prompts)]
@@ -192,8 +191,8 @@ def _written(value: Any, path: Path, references: Mapping[Path, str]) -> Any:
 
 
 def _with_default(reference: str, value: Any) -> str:
-    """The reference of a section or a list, for readers who do not have its variable: with a word in place of each
-    text.
+    """The reference of a section or a list, for readers who do not have its variable:
+    with a word in place of each text.
     """
     is_one = isinstance(value, BaseModel | Mapping | Sequence) and not isinstance(value, str) and ',' not in reference
     return f'{reference[:-1]},{json.dumps(_without_texts(value))}}}' if is_one else reference

@@ -137,8 +137,8 @@ class DistilledTransformer(Transformer):
         return dataclasses.replace(super().abstract(), hidden_projection=self._abstract_projection())
 
     def abstract_constants(self) -> Teacher | None:
-        """Shapes, dtypes and shardings of the teacher's weights on the current mesh; None: batches have what it
-        computes.
+        """Shapes, dtypes and shardings of the teacher's weights on the current mesh; None:
+        batches have what it computes.
         """
         if self.teacher is None:
             return None
@@ -183,8 +183,8 @@ class DistilledTransformer(Transformer):
         return found | {'nll': nll / count, 'distillation': divergence / count} | hidden_metrics(tables)
 
     def top_k(self, teacher: Teacher, batch: Batch, k: int) -> TopK:
-        """The k most likely tokens of the teacher after each token, at the temperature of the distillation. Runs per
-        device.
+        """The k most likely tokens of the teacher after each token,
+        at the temperature of the distillation. Runs per device.
         """
         ends, x, _ = self._run_teacher(teacher, batch)
 
@@ -199,8 +199,8 @@ class DistilledTransformer(Transformer):
     def _run_teacher(
         self, teacher: Teacher, batch: Batch, kept: Sequence[int] = ()
     ) -> tuple[Ends, num['B/r/d/e L/c/t M'], num['kept B/r/d/e L/c/t M'] | None]:
-        """The ends of the teacher, and its hidden states after the last layer and after the layers `kept`. It drops
-        nothing.
+        """The ends of the teacher, and its hidden states after the last layer
+        and after the layers `kept`. It drops nothing.
         """
         assert self.teacher is not None
         without_dropout = dataclasses.replace(batch, seeds=None)

@@ -1,5 +1,5 @@
-"""Word n-grams that task documents share with training text (Brown et al. 2020, arXiv:2005.14165, appendix C). No JAX
-here.
+"""Word n-grams that task documents share with training text (Brown et al.
+2020, arXiv:2005.14165, appendix C). No JAX here.
 """
 
 import dataclasses
@@ -127,8 +127,8 @@ def overlaps(ngrams: Ngrams, places: Mapping[int, int]) -> dict[str, TaskOverlap
 
 
 def texts_of_task(task: Task, settings: Settings) -> list[list[str]]:
-    """The text of each document of a task: the question of its first request with the answer, which is the right
-    one.
+    """The text of each document of a task: the question of its first request
+    with the answer, which is the right one.
     """
 
     def text(document: Document) -> str:

@@ -1,5 +1,5 @@
-"""Answers the requests of tasks: texts become tokens as in lm-evaluation-harness (Gao et al.,
-`lm_eval/api/model.py`).
+"""Answers the requests of tasks: texts become tokens as
+in lm-evaluation-harness (Gao et al., `lm_eval/api/model.py`).
 """
 
 import math

@@ -12,8 +12,8 @@ _OPERATIONS = {'+': operator.add, '-': operator.sub}
 
 
 def arithmetic(settings: Settings) -> list[Document]:
-    """Sums and differences of numbers with 1, 2 and 3 digits, after four solved ones. As in Brown et al. 2020, section
-    3.9.1.
+    """Sums and differences of numbers with 1, 2 and 3 digits, after four solved ones.
+    As in Brown et al. 2020, section 3.9.1.
     """
     rng = settings.random('arithmetic')
     documents = []
@@ -32,8 +32,8 @@ def _problem(rng: random.Random, digits: int) -> tuple[str, int]:
 
 
 def copying(settings: Settings) -> list[Document]:
-    """A sequence of made-up words, and its beginning once more: the next word. As in Olsson et al. 2022,
-    arXiv:2209.11895.
+    """A sequence of made-up words, and its beginning once more: the next word.
+    As in Olsson et al. 2022, arXiv:2209.11895.
     """
     rng = settings.random('copying')
     documents = []

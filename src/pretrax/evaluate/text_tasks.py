@@ -42,8 +42,8 @@ def bits_per_byte(texts: Sequence[str], name: str, settings: Settings) -> list[D
 
 
 def cloze(settings: Settings) -> list[Document]:
-    """The last word of a paragraph, which occurs in it before. As in Paperno et al. 2016, arXiv:1606.06031
-    (LAMBADA).
+    """The last word of a paragraph, which occurs in it before. As in Paperno et al.
+    2016, arXiv:1606.06031 (LAMBADA).
     """
     found = []
     for _, text in _paragraphs():

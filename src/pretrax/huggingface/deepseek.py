@@ -46,8 +46,8 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class ExtraLayers:
-    """Modules of multi-token prediction, after the last layer. `HuggingFaceModel.with_modules` adds them to the
-    architecture.
+    """Modules of multi-token prediction, after the last layer.
+    `HuggingFaceModel.with_modules` adds them to the architecture.
     """
 
     fields = ('num_nextn_predict_layers',)

@@ -76,8 +76,8 @@ _OF_CLASS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def dropout_options(model_type: str) -> dict[str, tuple[str, ...]]:
-    """The options for each dropout field of a class. StableLM's hidden_dropout has none: it drops only the
-    feed-forward.
+    """The options for each dropout field of a class. StableLM's hidden_dropout has none:
+    it drops only the feed-forward.
     """
     return _OF_CLASS.get(model_type, _ATTENTION)
 

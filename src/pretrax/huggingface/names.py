@@ -208,8 +208,8 @@ _DEEPSEEK_EXPERTS = {
 
 
 def _with_modules(rows: dict[str, str | Fused]) -> dict[str, str | Fused]:
-    """The rows of a family, and of its modules of multi-token prediction: those of a layer, and of what only a module
-    has.
+    """The rows of a family, and of its modules of multi-token prediction:
+    those of a layer, and of what only a module has.
     """
 
     def moved(row: str | Fused) -> str | Fused:

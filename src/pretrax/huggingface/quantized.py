@@ -88,8 +88,8 @@ def with_fp8(checkpoint: HuggingFaceCheckpoint) -> HuggingFaceCheckpoint:
 
 @dataclass(frozen=True)
 class Mxfp4Tensor:
-    """A tensor [experts, inputs, outputs] that files have as bytes [experts, outputs, blocks, 16] and scales [experts,
-    outputs, blocks].
+    """A tensor [experts, inputs, outputs] that files have as bytes [experts, outputs, blocks,
+    16] and scales [experts, outputs, blocks].
     """
 
     blocks: Tensor

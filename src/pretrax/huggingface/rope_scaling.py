@@ -1,5 +1,5 @@
-"""The scaling of rotary positions in config.json (`rope_scaling`, or `rope_parameters` since transformers 5). Imports
-no JAX.
+"""The scaling of rotary positions in config.json (`rope_scaling`,
+or `rope_parameters` since transformers 5). Imports no JAX.
 """
 
 from collections.abc import Callable, Mapping

@@ -47,8 +47,8 @@ class RingPages(Pages):
 
 @pytree_dataclass
 class LatentPages(Pages):
-    """The pages of a layer with latent attention. `k` is the result of `latents`, which all heads share and which
-    contains the values.
+    """The pages of a layer with latent attention.
+    `k` is the result of `latents`, which all heads share and which contains the values.
     """
 
     k: num['one pages/r/d/e page C_kv']
@@ -99,8 +99,8 @@ def empty_pages(arch: Architecture, pages: int, page: int, dtype: DTypeLike, kin
 def write(
     pages: Pages, k: num['N K/t D'], v: num['N K/t D'] | None, table: i32['R/r/d/e blocks'], positions: i32['R/r/d/e C']
 ) -> Pages:
-    """Stores the keys and values of N = R * C tokens at their positions; or their latents, which are keys and
-    values.
+    """Stores the keys and values of N = R * C tokens at their positions;
+    or their latents, which are keys and values.
     """
     page = pages.k.shape[2]
     block = jnp.maximum(positions, 0) // page % table.shape[1]

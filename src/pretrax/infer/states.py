@@ -20,8 +20,8 @@ from pretrax.shardlib import i32, make_shardings, num, scope
 
 
 def empty_states(arch: Architecture, slots: int, dtype: DTypeLike) -> State:
-    """The states of one layer on the current mesh. The tokens before the convolution have the compute dtype, states
-    f32.
+    """The states of one layer on the current mesh.
+    The tokens before the convolution have the compute dtype, states f32.
     """
     like, before = make_shardings(State), arch.recurrent.conv_width - 1
     keys, values = (

@@ -1,5 +1,5 @@
-"""The files of sweeps, searches and fits of scaling laws: a base configuration, changes to it, and how its runs are
-started.
+"""The files of sweeps, searches and fits of scaling laws:
+a base configuration, changes to it, and how its runs are started.
 """
 
 import json

@@ -124,8 +124,8 @@ class LocalGroup(Group):
 
 
 def devices_of(slot: int, count: int) -> dict[str, str]:
-    """Environment that restricts a process to the `count` devices of its slot: GPUs, or simulated devices of the
-    CPU.
+    """Environment that restricts a process to the `count` devices of its slot:
+    GPUs, or simulated devices of the CPU.
     """
     flags = _COUNT_FLAG.sub('', os.environ.get('XLA_FLAGS', ''))
     numbers = range(slot * count, (slot + 1) * count)
@@ -137,8 +137,8 @@ def devices_of(slot: int, count: int) -> dict[str, str]:
 
 
 def share_of(slot: int, devices: int | None) -> dict[str, str]:
-    """Environment of a process that has the devices of a slot: GPUs, or simulated devices of the CPU. None: all
-    devices.
+    """Environment of a process that has the devices of a slot:
+    GPUs, or simulated devices of the CPU. None: all devices.
     """
     if devices is None:
         return {}

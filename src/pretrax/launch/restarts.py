@@ -109,8 +109,8 @@ def outcome(codes: dict[int, int], hung: tuple[int, ...], step: int) -> Outcome:
 
 
 def newest_checkpoint(run_dir: AnyPath, otherwise: int = 0) -> int:
-    """Step of the newest whole checkpoint; 0: there is none. `otherwise`: returned if the disk or bucket cannot be
-    read.
+    """Step of the newest whole checkpoint; 0: there is none. `otherwise`:
+    returned if the disk or bucket cannot be read.
     """
     try:
         return max(steps_in(run_dir / 'checkpoints'), default=0)

@@ -102,8 +102,8 @@ class Searcher:
         return request.number is None
 
     def trials(self) -> list[Trial]:
-        """The trials so far: `number`, `state`, `value`, `values`, `steps`, `why`, and `curve` as [step, value]
-        pairs.
+        """The trials so far: `number`, `state`, `value`, `values`, `steps`, `why`,
+        and `curve` as [step, value] pairs.
         """
         return [
             {
@@ -131,8 +131,8 @@ class Searcher:
         return {key: float(value) for key, value in found.items() if math.isfinite(value)}
 
     def write_best(self) -> pathlib.Path | None:
-        """Writes the configuration of the best trial that was trained to its end to `best.yaml`; None: there is
-        none.
+        """Writes the configuration of the best trial that was trained to its end
+        to `best.yaml`; None: there is none.
         """
         done = [trial for trial in self.trials() if trial['state'] == 'done']
         if not done:
@@ -188,8 +188,8 @@ class Searcher:
         return bool(self._unfinished) or len(self._study.get_trials(deepcopy=False)) < self._search.number_of_trials
 
     def _next(self) -> 'optuna.trial.Trial':
-        """An unfinished trial of an earlier process, or a new one: its values depend on the file, its number and the
-        others.
+        """An unfinished trial of an earlier process, or a new one:
+        its values depend on the file, its number and the others.
         """
         earlier = self._unfinished.pop(0) if self._unfinished else None
         number = len(self._study.get_trials(deepcopy=False)) if earlier is None else earlier.number

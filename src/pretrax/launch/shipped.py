@@ -52,8 +52,8 @@ def shipped(config: RunConfig) -> dict[str, str]:
 
 
 def check_variables(files: dict[str, str], given: Collection[str], how: str) -> None:
-    """Raises UserError if the configuration needs a variable of the environment that the other machine will not
-    have.
+    """Raises UserError if the configuration needs a variable of the environment
+    that the other machine will not have.
     """
     needed = dict.fromkeys(_REQUIRED.findall(files[CONFIG]))
     if missing := [name for name in needed if name not in given]:

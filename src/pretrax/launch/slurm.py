@@ -1,5 +1,5 @@
-"""Submits runs and sweeps to Slurm, after every check that can be done before they are queued; reports and stops
-them.
+"""Submits runs and sweeps to Slurm, after every check
+that can be done before they are queued; reports and stops them.
 """
 
 import collections

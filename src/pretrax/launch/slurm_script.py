@@ -1,5 +1,5 @@
-"""The scripts that `sbatch` reads: one for a run on several nodes, one for the rows of a sweep. Runs no program of
-Slurm.
+"""The scripts that `sbatch` reads: one for a run on several nodes, one for the rows of a sweep.
+Runs no program of Slurm.
 """
 
 import pathlib
@@ -97,8 +97,8 @@ def rows_script(
 
 
 def stop_within(resources: Resources) -> int:
-    """Seconds that the processes of a run have to save and end after the signal that Slurm sends before the time
-    limit.
+    """Seconds that the processes of a run have to save and end after the signal
+    that Slurm sends before the time limit.
     """
     given = dict(_option(text) for text in resources.sbatch).get('signal')
     if given is None:

@@ -177,8 +177,8 @@ def dry_run(slices: Slices, files: Mapping[str, str]) -> str:
 
 
 def _write_file(name: str, text: str, end: str = 'END_OF_FILE') -> str:
-    """A shell command that writes a text. Its last line is one that the text does not have, or the shell would run the
-    rest.
+    """A shell command that writes a text. Its last line is one that the text does not have,
+    or the shell would run the rest.
     """
     while end in text:
         end += '_'

@@ -81,8 +81,8 @@ class Training:
         return read_metrics(path, lambda text: None) if path.is_file() else []
 
     def is_over(self) -> bool:
-        """Starts the next attempt if it is time, and returns whether the run has finished, has failed or was
-        stopped.
+        """Starts the next attempt if it is time, and returns whether the run has finished,
+        has failed or was stopped.
         """
         if self._process is not None:
             return self._process_is_over(self._process)

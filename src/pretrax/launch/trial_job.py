@@ -1,5 +1,5 @@
-"""What `pretrax launch` does for a run of a search: a dry run before the first one, the job that it submits, and its
-end.
+"""What `pretrax launch` does for a run of a search:
+a dry run before the first one, the job that it submits, and its end.
 """
 
 import pathlib
@@ -149,8 +149,8 @@ def launch_command(words: Sequence[str], file: pathlib.Path) -> list[str]:
 
 
 def write_config(config: RunConfig, place: pathlib.Path, name: str | None = None) -> pathlib.Path:
-    """Writes the configuration of a run below the directory of the search, and returns its path. `name`: of the
-    file.
+    """Writes the configuration of a run below the directory of the search,
+    and returns its path. `name`: of the file.
     """
     file = place / 'configs' / (name or f'{config.name}.yaml')
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
-"""The machines on which the processes of a run should be, from the environment: known before any of them has
-answered.
+"""The machines on which the processes of a run should be, from the environment:
+known before any of them has answered.
 """
 
 import os

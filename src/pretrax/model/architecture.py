@@ -353,8 +353,8 @@ class Architecture(DecoderOptions):
 
     @property
     def n_matmul_params(self) -> int:
-        """Weights in matrix products per token: all but embeddings, norms, biases and the experts that a token does not
-        use.
+        """Weights in matrix products per token: all but embeddings, norms,
+        biases and the experts that a token does not use.
         """
         linear = (
             3 * self.recurrent.n_heads * self.recurrent.d_head + 2 * self.recurrent.n_key_heads * self.recurrent.d_key

@@ -27,8 +27,8 @@ class Model:
     """The type of the weights: a `pytree_dataclass` of array types, which give shardings and checkpoints."""
 
     Constants: Any = None
-    """The type of arrays that `loss` needs in training, that no step changes and no checkpoint has. None: it needs
-    none.
+    """The type of arrays that `loss` needs in training,
+    that no step changes and no checkpoint has. None: it needs none.
     """
 
     uninherited: tuple[str, ...] = ()
@@ -102,16 +102,16 @@ class Model:
         return None
 
     def with_seeds(self, batch: Batch, key: jax.Array | None = None) -> Batch:
-        """The batch of a step with random words of each token, if a decoder has dropout. Under `jit`, of whole
-        arrays.
+        """The batch of a step with random words of each token, if a decoder has dropout.
+        Under `jit`, of whole arrays.
         """
         if key is None or self.arch is None or not self.arch.drops:
             return batch
         return dataclasses.replace(batch, seeds=token_seeds(key, batch.tokens.shape, self.column_order))
 
     def denominators(self, batch: Batch) -> dict[str, f32['']]:
-        """The denominators of `loss`, computed only from the batch. The default is that of a loss of one term,
-        'nll'.
+        """The denominators of `loss`, computed only from the batch.
+        The default is that of a loss of one term, 'nll'.
         """
         return {'nll': jnp.sum(batch.mask)}
 

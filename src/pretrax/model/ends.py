@@ -19,8 +19,8 @@ from pretrax.shardlib import all_gather, i32, num, psum_scatter, take, typecheck
 
 
 def gather_ends(w: Weights, dtype: DTypeLike, sums: DTypeLike | None = None) -> Ends:
-    """The weights before and after the layers. Gradients of tables are summed over d in the dtype `sums`; None: in
-    f32.
+    """The weights before and after the layers. Gradients of tables are summed over d
+    in the dtype `sums`; None: in f32.
     """
     embedding = unembedding = all_gather('V/t M/d -> V/t M', w.embed, wire=dtype, sums=sums)
     if w.unembed is not None:

@@ -118,8 +118,8 @@ def ahead_denominators(batch: Batch, model: Decoder) -> dict[str, f32['']]:
 
 
 def ahead_metrics(tables: dict[str, Any]) -> dict[str, f32['']]:
-    """`mtp_nll/1` and so on: the mean cross-entropy of each module, without its weight. NaN if all documents are too
-    short.
+    """`mtp_nll/1` and so on: the mean cross-entropy of each module, without its weight.
+    NaN if all documents are too short.
     """
     if 'multi_token' not in tables:
         return {}

@@ -93,8 +93,8 @@ class NnxModel(AutomaticModel):
         return jax.tree.map(lambda leaf: leaf.spec, self.params, is_leaf=lambda x: isinstance(x, _Annotated))
 
     def make_gradients(self, accumulation: int) -> Callable[..., tuple[PyTree, LossTerms, dict]]:
-        """weights, batch, the key of the step if the module draws -> gradient of the mean loss, its terms, and no
-        tables.
+        """weights, batch, the key of the step if the module draws -> gradient of the mean loss,
+        its terms, and no tables.
         """
         devices = along(ROWS, self.mesh)
 

@@ -1,5 +1,5 @@
-"""What a configuration may say of a Flax NNX module: `model: {name: nnx, target: package.module:Class, ...}`. No
-JAX.
+"""What a configuration may say of a Flax NNX module: `model: {name: nnx, target:
+package.module:Class, ...}`. No JAX.
 """
 
 from typing import Any

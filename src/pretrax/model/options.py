@@ -105,8 +105,8 @@ class BlockOptions(Section):
 
 
 class LatentOptions(Section):
-    """Latent attention: keys and values, and queries, are projected through narrow latents (multi-head latent
-    attention).
+    """Latent attention: keys and values, and queries,
+    are projected through narrow latents (multi-head latent attention).
     """
 
     kv_rank: Choice[int] = Field(

@@ -60,8 +60,8 @@ class Stack:
         return {name: w[self._before(i, name)] for name, w in self.weights.items() if self.kinds[i].has(name)}
 
     def cycles(self, segment: Segment) -> dict[str, Any]:
-        """The weights of a segment: [cycles, ...], or [cycles, layers of a cycle that have it, ...] if a cycle has
-        several.
+        """The weights of a segment: [cycles, ...], or [cycles, layers of a cycle that have it,
+        ...] if a cycle has several.
         """
         start, length, repeats = segment
         parts = {}

@@ -1,12 +1,12 @@
 """The decoder of every family: mathematics, memory, sharding and communication of the forward pass.
 
 Letters: B batch, L length, M d_model, V vocabulary.
-Mesh axes (axes.py): r, d and e shard the batch, c the sequence, t heads, feed-forward and vocabulary, p the layers; d
-also shards every matrix at rest. Between blocks the sequence is sharded over t too (Korthikanti et al. 2022,
-arXiv:2205.05198, section 4.2.2).
+Mesh axes (axes.py): r, d and e shard the batch, c the sequence, t heads, feed-forward and vocabulary,
+p the layers; d also shards every matrix at rest. Between blocks the sequence is sharded over t too
+(Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
 
-A weight is gathered over d where it is used, and sent in the compute dtype. The transpose of the gather sums its
-gradient in f32, or in `plan.sums`.
+A weight is gathered over d where it is used, and sent in the compute dtype. The transpose of the
+gather sums its gradient in f32, or in `plan.sums`.
 """
 
 import functools
@@ -33,8 +33,7 @@ from pretrax.model.routing import Routed, adjust, counted, load, routing_denomin
 from pretrax.model.weights import Ends, Layer, Weights, abstract_weights, init_weights
 from pretrax.shardlib import drop_axes, f32, i32, key, num, save, typechecked, u32
 
-# The mixer or the feed-forward of a layer: its input, the weights, the tokens, the layer -> what it adds to the
-# residual stream
+# A branch of a layer: its input, the weights, the tokens, the layer -> its part of the residual stream
 type Part[Result] = Callable[[jax.Array, Layer, Tokens, LayerSpec], Result]
 
 
@@ -47,11 +46,10 @@ def block(
     mixer: Part[jax.Array] = mixer,
     mlp: Part[tuple[jax.Array, Routed | None]] = mlp,
 ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
-    """One layer, and the statistics of its router, if it has experts. Vaswani et al. 2017, arXiv:1706.03762, section
-    3.1.
+    """One layer, and the statistics of its router. Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
 
-    Norms come before each part (Xiong et al. 2020, arXiv:2002.04745); some families have them after it too, or only
-    there. In a parallel block (Wang and Komatsuzaki 2021, GPT-J) attention and the feed-forward have the same input.
+    Norms come before each branch (Xiong et al. 2020, arXiv:2002.04745); some families have them after
+    it too, or only there. In a parallel block (Wang and Komatsuzaki 2021, GPT-J) both have one input.
     """
     arch, scale = layer.arch, layer.arch.block.residual_multiplier
     h: num['B/r/d/e L/c/t M'] = norm(x, w.norm1, w.norm1_bias, arch)
@@ -110,8 +108,7 @@ class Transformer(Model):
         chunk: i32[''] | None = None,
         kept: Collection[int] = (),
     ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None, num['kept B/r/d/e L/c/t M'] | None]:
-        """The hidden states after the last layer, the statistics of the routers, and the states after the layers
-        `kept`.
+        """The hidden states after the last layer, the routers' statistics, the states after `kept` layers.
 
         Args:
             layers: stacked weights: of the whole decoder, or of one pipeline stage.
@@ -137,7 +134,7 @@ class Transformer(Model):
         return self.layers(x, drop_axes('p', layers), self.tokens(batch), seeds=seeds, kept=kept)
 
     def unembed(self, ends: Ends, x: num['B/r/d/e L/c/t M'], seed: jax.Array | None = None) -> num['B/r/d/e L/c V/t']:
-        """The logits, from the hidden states after the last layer. `seed`: of stochastic rounding."""
+        """The logits of the hidden states after the last layer. `seed`: of stochastic rounding."""
         return unembed(ends, x, self.arch, self.plan.numerics.head_format(seed))
 
     def tokens(self, batch: Batch) -> Tokens:
@@ -163,7 +160,7 @@ class Transformer(Model):
         surveyed: tuple[f32['E'], f32['']] | None = None,
         key: key[''] | None = None,
     ) -> LossTerms:
-        """This device's terms of the loss. `surveyed` is the result of `survey` for the whole step."""
+        """This device's terms of the loss. `surveyed`: the result of `survey` for the whole step."""
         ends = gather_ends(weights, self.dtype, self.plan.sums)
         if self.plan.pipeline is None:
             layer_seeds, head_seed = self.plan.numerics.seeds(key)
@@ -179,7 +176,7 @@ class Transformer(Model):
         return known | routing_denominators(batch, self._columns(batch.tokens), self.arch)
 
     def summarize(self, tables: dict[str, f32['layers columns']]) -> dict[str, f32['']]:
-        """Metrics of the routers and of multi-token prediction, from the tables of `loss`, summed over a step."""
+        """Metrics of routers and of multi-token prediction, from the tables of `loss` of a step."""
         return (routing_metrics(tables['routing'], self.arch) if 'routing' in tables else {}) | ahead_metrics(tables)
 
     def adjust(self, weights: Weights, tables: dict[str, f32['layers columns']]) -> Weights:
@@ -211,7 +208,7 @@ class Transformer(Model):
         return self._with_routing({name: (n, counts[name]) for name, n in sums.items()}, routed, batch)
 
     def _expert_load(self, weights: Weights, batch: Batch) -> tuple[f32['E'], f32['']]:
-        """How many tokens chose each expert; the gradient of a load-balance loss over the whole batch depends on it."""
+        """How many tokens chose each expert: a load-balance loss over the batch depends on it."""
         ends = gather_ends(weights, self.dtype)
         x, routed, _ = self.hidden_states(ends, weights.layers, batch)
         ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch, self.tokens(batch))

@@ -145,8 +145,8 @@ class Weights:
 
 @pytree_dataclass
 class Ends:
-    """The weights before and after the layers, with the tables of the vocabulary gathered; one table if the family ties
-    them.
+    """The weights before and after the layers, with the tables of the vocabulary gathered;
+    one table if the family ties them.
     """
 
     embedding: num['V/t M']

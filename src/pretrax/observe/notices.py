@@ -1,5 +1,5 @@
-"""What a run notifies of: its end, a rollback, a stall, and that it goes on after these; and a launcher, if it was
-killed.
+"""What a run notifies of: its end, a rollback, a stall, and that it goes on after these;
+and a launcher, if it was killed.
 """
 
 import pathlib

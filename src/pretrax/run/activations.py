@@ -10,8 +10,8 @@ from pretrax.train.evaluate import make_evaluate
 
 
 def named_bytes(run: Run) -> dict[str, tuple[int, int]]:
-    """{name: (bytes per device in one forward pass, bytes of the largest array)} of the arrays that the model names
-    with `save`.
+    """{name: (bytes per device in one forward pass,
+    bytes of the largest array)} of the arrays that the model names with `save`.
     """
     with jax.set_mesh(run.mesh):
         batch = run.abstract_batch()

@@ -15,8 +15,8 @@ from pretrax.train.step import TrainState, Weights
 
 
 class Evaluation:
-    """The loss on `eval.batches` batches of held-out text: for each part of a mixture, and their weighted mean; and
-    tasks.
+    """The loss on `eval.batches` batches of held-out text:
+    for each part of a mixture, and their weighted mean; and tasks.
     """
 
     def __init__(self, run: Run, report: Report = print):
@@ -30,8 +30,8 @@ class Evaluation:
 
     @classmethod
     def create(cls, run: Run, report: Report) -> 'Evaluation | None':
-        """The evaluation of a run; None if there is nothing to evaluate. Raises UserError for a task that does not
-        exist.
+        """The evaluation of a run; None if there is nothing to evaluate.
+        Raises UserError for a task that does not exist.
         """
         section = run.eval
         if section.every and not run.source.validation_parts:
@@ -109,8 +109,8 @@ class Evaluation:
         self._without_targets |= parts
 
     def _loss(self, weights: Weights, part: str, batches: int) -> float | None:
-        """The mean loss over the held-out targets of a part, summed on the host in double precision; None: there are
-        none.
+        """The mean loss over the held-out targets of a part,
+        summed on the host in double precision; None: there are none.
         """
         sums: dict[str, tuple[float, float]] = {}
         for index in range(batches):

@@ -33,8 +33,8 @@ def layer_statistics(run: Run, clock: Clock, report: Report) -> LoggedProgram:
 
 
 def row_sources(run: Run, index: int) -> jax.Array:
-    """The number of the source of each row of a batch, i32[rows], sharded as the rows are; zeros if there is one
-    source.
+    """The number of the source of each row of a batch, i32[rows], sharded as the rows are;
+    zeros if there is one source.
     """
     sharding = NamedSharding(run.mesh, PartitionSpec(tuple(ROWS.split())))
 
@@ -45,8 +45,8 @@ def row_sources(run: Run, index: int) -> jax.Array:
 
 
 def curves(values: Mapping[str, np.ndarray], sources: tuple[str, ...]) -> dict[str, float]:
-    """The few statistics that are one number per step: for `metrics.jsonl` and the trackers. A source without a target
-    has none.
+    """The few statistics that are one number per step: for `metrics.jsonl` and the trackers.
+    A source without a target has none.
     """
     found = {name: float(values[name]) for name in ('logit_max', 'log_partition') if name in values}
     if 'attention_logit_max' in values:

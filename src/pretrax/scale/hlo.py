@@ -165,8 +165,8 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def times_of(computations: Mapping[str, list[Instruction]]) -> tuple[Counter[str], dict[str, str]]:
-    """Runs of each computation per step, and what overlaps it: 'async-start', 'SparseCore', 'AsyncCollective' (a
-    fusion), or ''.
+    """Runs of each computation per step, and what overlaps it:
+    'async-start', 'SparseCore', 'AsyncCollective' (a fusion), or ''.
     """
     times: Counter[str] = Counter({ENTRY: 1})
     hidden: dict[str, str] = defaultdict(str)

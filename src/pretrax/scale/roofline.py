@@ -336,8 +336,8 @@ def _tokens_over_e(sizes: _Sizes) -> Phase:
 
 
 def _columns_over_c(sizes: _Sizes, attention: float) -> Phase:
-    """Keys and values around a ring, which attention hides, or heads to whole sequences and back: see
-    model/context.py.
+    """Keys and values around a ring, which attention hides,
+    or heads to whole sequences and back: see model/context.py.
     """
     arch, c = sizes.arch, sizes.c
     values = sizes.layers * sizes.tokens_here * arch.mean_d_head / sizes.t
@@ -352,8 +352,8 @@ def _columns_over_c(sizes: _Sizes, attention: float) -> Phase:
 
 
 def _activations_over_p(sizes: _Sizes) -> Phase:
-    """Hidden states sent to the next stage and gradients sent back, and what the stages gather for the embedding and
-    the head.
+    """Hidden states sent to the next stage and gradients sent back,
+    and what the stages gather for the embedding and the head.
     """
     n_bytes = 2 * sizes.step.rounds * sizes.hidden / sizes.t
     hops = sizes.with_bubble * sizes.network.seconds('collective-permute', 'p', n_bytes)

@@ -1,5 +1,5 @@
-"""The named scope and the phase of every instruction of a compiled program, from the paths that JAX gave its
-operations.
+"""The named scope and the phase of every instruction of a compiled program,
+from the paths that JAX gave its operations.
 """
 
 import re

@@ -232,8 +232,8 @@ def check_rentable(topology: Topology) -> None:
 
 
 def topology_of(devices: Sequence[Any]) -> Topology | None:
-    """The hardware of JAX devices; None: its kind has no shape here, or the devices do not fill their slices or
-    nodes.
+    """The hardware of JAX devices; None: its kind has no shape here,
+    or the devices do not fill their slices or nodes.
     """
     kind, slices = devices[0].device_kind, len({getattr(device, 'slice_index', 0) for device in devices})
     names = {row[0]: version for version, row in _TPUS.items()} | {gpu.kind: version for version, gpu in _GPUS.items()}

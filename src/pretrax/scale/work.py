@@ -92,8 +92,8 @@ def flops_of(one: Instruction, types: Mapping[str, str]) -> float:
 
 
 def _flops_of_convolution(one: Instruction, types: Mapping[str, str]) -> float:
-    """Two per multiplication of real values: padding and dilation do not count. XLA for TPUs writes products this
-    way.
+    """Two per multiplication of real values: padding and dilation do not count.
+    XLA for TPUs writes products this way.
     """
     labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', one.rest)
     if labels is None or any(name not in types for name in one.operands[:2]):

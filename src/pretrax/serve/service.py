@@ -84,8 +84,8 @@ class ServedModel:
         self.thread.between_blocks(between_blocks)
 
     async def in_thread[T](self, function: Callable[..., T], text: Sequence[Any]) -> T:
-        """The function of a text or of tokens; of long ones in a thread, a few at a time: other work needs threads
-        too.
+        """The function of a text or of tokens; of long ones in a thread, a few at a time:
+        other work needs threads too.
         """
         if len(text) <= _LONG:
             return function(text)

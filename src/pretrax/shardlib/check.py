@@ -69,8 +69,8 @@ def independent(axes: str) -> Iterator[None]:
 
 
 def bind_scope[F: Callable](function: F) -> F:
-    """Binds a function to the current `independent` context. A `custom_vjp` rule is traced later, after that context
-    has ended.
+    """Binds a function to the current `independent` context.
+    A `custom_vjp` rule is traced later, after that context has ended.
     """
     axes = ' '.join(sorted(_independent.get()))
 

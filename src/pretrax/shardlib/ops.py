@@ -113,8 +113,8 @@ def pmax(axes: str, x: Any) -> Any:
 
 
 def ppermute(axis: str, x: Any, *, shift: int = 1, to: Sequence[int] | None = None) -> Any:
-    """Sends a value `shift` devices ahead around the ring of a mesh axis, or from device i to device `to[i]`. Takes a
-    pytree.
+    """Sends a value `shift` devices ahead around the ring of a mesh axis,
+    or from device i to device `to[i]`. Takes a pytree.
     """
     (name,) = _axis_names(axis)
     size = jax.lax.axis_size(name)

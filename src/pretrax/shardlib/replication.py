@@ -158,8 +158,8 @@ def _mesh_size(axis: str) -> int:
 
 
 def _scan(equation: Any, operands: list[Varies], final: bool) -> list[Varies]:
-    """Operands are constants, carries and slices; results are carries and slices. Inside, a slice has one dimension
-    fewer.
+    """Operands are constants, carries and slices; results are carries and slices.
+    Inside, a slice has one dimension fewer.
     """
     program = getattr(equation.params['jaxpr'], 'jaxpr', equation.params['jaxpr'])
     differ_in_rank = lambda a, b: len(a.aval.shape) != len(b.aval.shape)  # noqa: E731

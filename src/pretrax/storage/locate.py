@@ -80,8 +80,8 @@ def _below(directory: AnyPath | None, text: str) -> AnyPath:
 
 
 def _without_dots(path: Path) -> Path:
-    """Removes `..` and `//`, which TensorStore refuses, from a path. A link before a `..` is followed, as the system
-    does.
+    """Removes `..` and `//`, which TensorStore refuses, from a path.
+    A link before a `..` is followed, as the system does.
     """
     parts = path.parts
     if '..' in parts:

@@ -78,8 +78,8 @@ def gradient_point(optimizer: Optimizer, weights: Any, state: Any) -> Any:
 def next_weights(
     optimizer: Optimizer, weights: Any, point: Any, direction: Any, state: Any, rate: jax.Array, settings: Any
 ) -> tuple[Any, Any]:
-    """The weights and the optimizer's state after a step against `direction`, found at `point`; x and z of
-    Schedule-Free.
+    """The weights and the optimizer's state after a step against `direction`, found at `point`;
+    x and z of Schedule-Free.
     """
     if not isinstance(optimizer, ScheduleFree):
         return jax.tree.map(lambda w, u, one: move(w, u, rate, one), weights, direction, settings), state

@@ -20,8 +20,8 @@ from pretrax.train.step import Gradient, Recipe, TrainState, make_gradients, ste
 
 
 class Noise(NamedTuple):
-    """Unbiased estimates of one step. Their noise scale is the quotient of their means over many steps, in
-    sequences.
+    """Unbiased estimates of one step. Their noise scale is the quotient
+    of their means over many steps, in sequences.
     """
 
     trace: jax.Array  # f32[]: tr(Sigma), the trace of the covariance of the gradients of single sequences

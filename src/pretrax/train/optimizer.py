@@ -109,8 +109,8 @@ def schedule_free(
     b2: B2 = 0.95,
     eps: Eps = 1e-8,
 ) -> ScheduleFree:
-    """Adam without momentum, whose weights are an average: for a constant rate. Defazio et al. 2024,
-    arXiv:2405.15682.
+    """Adam without momentum, whose weights are an average: for a constant rate.
+    Defazio et al. 2024, arXiv:2405.15682.
     """
     moments = optax.scale_by_rms(decay=b2, eps=eps, eps_in_sqrt=False, bias_correction=True)
     return ScheduleFree(moments, b1)

@@ -133,8 +133,8 @@ def _decompose(products: _Bases, bases: _Bases, v: jax.Array) -> tuple[_Bases, j
 
 
 def _improve(products: _Bases, bases: _Bases, v: jax.Array) -> tuple[_Bases, jax.Array]:
-    """One step of power iteration, and a QR decomposition (algorithm 4). The order follows the eigenvalues, also in
-    V.
+    """One step of power iteration, and a QR decomposition (algorithm 4).
+    The order follows the eigenvalues, also in V.
     """
     found: list[jax.Array | None] = []
     for axis, (p, q) in zip((-2, -1), zip(products, bases, strict=True), strict=True):

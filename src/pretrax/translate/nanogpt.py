@@ -28,8 +28,8 @@ _COMPUTE = {'bfloat16': 'bf16', 'float16': 'fp16', 'float32': 'f32'}
 
 
 def translate(t: Translation, stem: str, devices: int | None) -> None:
-    """Fills in a translation. `stem` is the name of the file without its ending; the batch does not depend on
-    devices.
+    """Fills in a translation. `stem` is the name of the file without its ending;
+    the batch does not depend on devices.
     """
     label = t.given.get('wandb_run_name')
     if isinstance(label, str) and label:

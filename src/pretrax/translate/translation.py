@@ -102,8 +102,8 @@ class Translation:
         return self
 
     def changed(self, reason: str, *keys: str) -> Self:
-        """Records that these keys are translated, but with a slightly different meaning. This replaces an earlier
-        record.
+        """Records that these keys are translated, but with a slightly different meaning.
+        This replaces an earlier record.
         """
         return self._decide(Fate.CHANGED, reason, keys)
 

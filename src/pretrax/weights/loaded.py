@@ -81,8 +81,8 @@ class LoadedModel:
         return open_engine(self.model, weights, max_length=max_length, slots=slots, weights_step=step)
 
     def longest(self, slots: int) -> int:
-        """The most tokens of a text, unless the user says otherwise: as many as the model reads and the cache has room
-        for.
+        """The most tokens of a text, unless the user says otherwise:
+        as many as the model reads and the cache has room for.
         """
         from pretrax.infer.programs import EngineOptions, fitting_length
 

@@ -1,5 +1,5 @@
-"""Where `init_from:` takes weights from: a checkpoint of Hugging Face, or one of a run. Both are read piece by
-piece.
+"""Where `init_from:` takes weights from: a checkpoint of Hugging Face, or one of a run.
+Both are read piece by piece.
 """
 
 import dataclasses

@@ -1,5 +1,5 @@
-"""Small files that expand to far more than memory: each is read in pieces, or refused in two lines, under a memory
-limit.
+"""Small files that expand to far more than memory:
+each is read in pieces, or refused in two lines, under a memory limit.
 """
 
 import gzip

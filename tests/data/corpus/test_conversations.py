@@ -1,5 +1,5 @@
-"""Rows with messages: the tokens and the loss mask that `transformers` gives, errors with lines, packing, and the
-loss.
+"""Rows with messages: the tokens and the loss mask that `transformers` gives,
+errors with lines, packing, and the loss.
 """
 
 import json

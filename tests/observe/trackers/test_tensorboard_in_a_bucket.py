@@ -124,8 +124,8 @@ def killed_and_resumed(remote, tmp_path, monkeypatch, steps):
     'steps', [pytest.param(5, marks=pytest.mark.nightly), pytest.param(45, marks=pytest.mark.slow)]
 )
 def test_events_survive_a_kill_and_another_machine(remote, tmp_path, monkeypatch, steps):
-    """Every number of metrics.jsonl is shown once, by a reader that follows TensorBoard's rule, and by TensorBoard
-    itself.
+    """Every number of metrics.jsonl is shown once, by a reader that follows TensorBoard's rule,
+    and by TensorBoard itself.
     """
     killed_and_resumed(remote, tmp_path, monkeypatch, steps)
     wanted = expected(remote)

@@ -1,5 +1,5 @@
-"""Which trackers start, with what, and what a failure to start means. What they receive is compared in
-`test_kills.py`.
+"""Which trackers start, with what, and what a failure to start means.
+What they receive is compared in `test_kills.py`.
 """
 
 import builtins

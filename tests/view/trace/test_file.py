@@ -1,5 +1,5 @@
-"""Traces as they are read: a real one of a CPU, and those of a GPU and a TPU that `hand_made_traces.py` writes by
-hand.
+"""Traces as they are read: a real one of a CPU,
+and those of a GPU and a TPU that `hand_made_traces.py` writes by hand.
 """
 
 import gzip

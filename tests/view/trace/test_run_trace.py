@@ -189,8 +189,8 @@ def test_a_trace_without_its_program_still_has_operations(tmp_path):
 
 @pytest.fixture(scope='module')
 def real(tmp_path_factory):
-    """A run directory with a trace of three steps of a small program with scopes and a loop, on two devices of a
-    CPU.
+    """A run directory with a trace of three steps of a small program with scopes
+    and a loop, on two devices of a CPU.
     """
     run = tmp_path_factory.mktemp('real')
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ('d',))

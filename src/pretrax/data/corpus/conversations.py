@@ -1,5 +1,5 @@
-"""Rows with `messages` as documents: a chat template renders them, and only the assistant's answers count in the
-loss.
+"""Rows with `messages` as documents: a chat template renders them,
+and only the assistant's answers count in the loss.
 """
 
 import functools

@@ -110,8 +110,8 @@ _MISSING_HINT = '\n  to skip or keep such rows, add missing: drop or missing: ke
 
 @dataclass(frozen=True)
 class Selection:
-    """How rows become documents. `prompt_field` and `answer_field` together replace `field`, and so do
-    `conversations`.
+    """How rows become documents. `prompt_field` and `answer_field` together replace `field`,
+    and so do `conversations`.
     """
 
     field: str = 'text'

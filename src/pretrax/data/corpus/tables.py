@@ -142,8 +142,8 @@ class RowGroups:
 def _largest_row(
     parquet: 'pyarrow.parquet.ParquetFile', group: int, columns: Sequence[str] | None, file: TextFile
 ) -> int:
-    """A bound on the bytes of most rows of a row group: their mean, and each value of a dictionary, which may
-    repeat.
+    """A bound on the bytes of most rows of a row group:
+    their mean, and each value of a dictionary, which may repeat.
     """
     found = parquet.metadata.row_group(group)
     total = 0
@@ -161,8 +161,8 @@ def _largest_row(
 
 
 def _uncompressed_size(page_header: bytes) -> int:
-    """The decompressed bytes of a page: the second field of its header in Thrift's compact protocol, or 0 if
-    damaged.
+    """The decompressed bytes of a page: the second field of its header
+    in Thrift's compact protocol, or 0 if damaged.
     """
     at, sizes = 0, []
     while len(sizes) < 2 and page_header[at : at + 1] == b'\x15':  # the next field, i32

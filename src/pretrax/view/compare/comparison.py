@@ -295,8 +295,8 @@ def _verdict(difference: float, interval: Interval | None, method: str) -> tuple
 
 
 def _within(a: Arm, b: Arm, x_name: str, options: Options, confidence: float) -> Interval | None:
-    """The confidence interval of the mean difference of the training losses at the same x in the last part of two
-    runs.
+    """The confidence interval of the mean difference of the training losses at the same x
+    in the last part of two runs.
     """
     one, other = a.runs[0], b.runs[0]
     if 'loss' not in one.metrics or 'loss' not in other.metrics:

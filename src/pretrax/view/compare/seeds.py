@@ -19,8 +19,8 @@ def mean_of(values: Sequence[float], confidence: float = 0.95) -> Interval | Non
 
 
 def summary_text(arm: Arm, confidence: float = 0.95) -> list[str]:
-    """A row for each key that all runs have: the last value of each seed, the mean, its interval, the standard
-    deviation.
+    """A row for each key that all runs have: the last value of each seed, the mean,
+    its interval, the standard deviation.
     """
     rows = [['', *(f'seed {seed}' for seed in arm.seeds), 'mean', f'{confidence:.0%} interval', 'sd']]
     for key in KEYS:
@@ -34,8 +34,8 @@ def summary_text(arm: Arm, confidence: float = 0.95) -> list[str]:
 
 
 def mean_metrics(arm: Arm, confidence: float = 0.95) -> str:
-    """Lines of metrics with the mean over seeds, and the ends of its interval as KEY_low and KEY_high, for common
-    steps.
+    """Lines of metrics with the mean over seeds,
+    and the ends of its interval as KEY_low and KEY_high, for common steps.
     """
     lines: dict[int, dict[str, float]] = {}
     for key in KEYS:

@@ -56,8 +56,8 @@ def paired(a: Sequence[float], b: Sequence[float], confidence: float) -> Interva
 
 
 def pooled(a: Sequence[float], b: Sequence[float], confidence: float) -> Interval | None:
-    """The confidence interval of the difference of two means if both have the same noise, as Student's t assumes. One
-    may have one number.
+    """The confidence interval of the difference of two means if both have the same noise,
+    as Student's t assumes. One may have one number.
     """
     degrees = len(a) + len(b) - 2
     if degrees < 1:

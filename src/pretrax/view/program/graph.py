@@ -1,5 +1,5 @@
-"""The groups of a compiled program's picture: operations by phase, loop and named scope, and the arrays between
-them.
+"""The groups of a compiled program's picture:
+operations by phase, loop and named scope, and the arrays between them.
 """
 
 import dataclasses
@@ -96,8 +96,8 @@ def _is_control(one: Operation) -> bool:
 def _fill(
     program: Program, computation: str, group: Group, inside_loop: bool = False, above: tuple[str, ...] = ()
 ) -> None:
-    """Puts the operations of a computation into groups. `above`: scopes of all operations, which loops around it
-    show.
+    """Puts the operations of a computation into groups. `above`:
+    scopes of all operations, which loops around it show.
     """
     body = program.computations[computation]
     for one in body:

@@ -106,8 +106,8 @@ def _asset(name: str) -> str:
 
 
 def _data(program: Program, title: str) -> dict[str, Any]:
-    """What the page draws. Short keys, because there are many nodes: they are explained in `_operation` and
-    `_group`.
+    """What the page draws. Short keys, because there are many nodes:
+    they are explained in `_operation` and `_group`.
     """
     nodes: list[dict[str, Any]] = []
     numbers: dict[str, int] = {}
