@@ -19,7 +19,6 @@ WHAT = {
     'machine': 'this computer: cores, memory, locks, caches',
     'storage': 'buckets of Google Cloud Storage and S3',
     'config': 'the schema of configurations, and the registry',
-    'chat': 'chat templates',
     'data': 'from text to batches',
     'checkpoint': 'saving and restoring a state',
     'observe': 'metrics, trackers, notifications',

@@ -16,7 +16,7 @@ from pretrax.huggingface.configs import compare, read_options, table_of, write_c
 from pretrax.huggingface.names import TABLES
 from pretrax.huggingface.weights import mapped, shapes
 from pretrax.model.architecture import resolve
-from pretrax.model.families import PRESETS
+from pretrax.model.families import PRESET_NAMES
 from pretrax.model.weights import abstract_weights
 from published import ABOUT, PUBLISHED
 from small import mesh_of
@@ -26,7 +26,7 @@ UNRELEASED = {'llama3-405b'}  # only in version 3.1
 
 
 def test_every_preset_of_a_released_model_has_its_config():
-    assert RELEASED.keys() == {name for name in PRESETS if not name.startswith('seqax-')} - UNRELEASED
+    assert RELEASED.keys() == {name for name in PRESET_NAMES if not name.startswith('seqax-')} - UNRELEASED
     assert all(one['source'] and '/' in one['model'] for one in RELEASED.values())
 
 

@@ -187,7 +187,7 @@ def test_initial_weights_by_choice(init):
 
 
 def test_families_draw_weights_as_published():
-    chosen = {family: resolve(decoder_options(family=family, n_layers=2, d_model=32, n_heads=4), 64, 16).init
+    chosen = {family: resolve(decoder_options(family=family, n_layers=2, d_model=32, n_heads=4), 64, 16).init.kind
               for family in ('gpt2', 'llama', 'olmo2')}  # fmt: skip
     assert chosen == {'gpt2': 'scaled', 'llama': 'scaled', 'olmo2': 'normal'}
 

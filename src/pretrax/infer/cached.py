@@ -68,7 +68,7 @@ class CachedDecoder:
         windows = [min(window, max_length) if rings else 0 for window in model.arch.attention_windows]
         self._window = max(windows, default=0)
         has_windows = any(model.arch.windows)
-        self._reuse = not model.arch.recurrent
+        self._reuse = not model.arch.has_states
         kept = kept if self._reuse else 0
         if not windows:
             self.kernel = Kernel('none', 'no layer has attention; each keeps a state of fixed size')

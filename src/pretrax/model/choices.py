@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pretrax.errors import UserError
-from pretrax.model.families import FAMILIES, PRESETS
+from pretrax.model.families import FAMILIES, PRESET_NAMES, presets
 from pretrax.model.mup import apply_mup
 from pretrax.model.option_names import dotted
 from pretrax.model.rope_scaling import RopeScaling
@@ -358,11 +358,11 @@ def choose(said: Mapping[str, Any]) -> dict[str, Any]:
         UserError: unknown preset, a missing size, or choices that contradict each other.
     """
     preset = said.get('preset')
-    if preset is not None and preset not in PRESETS:
-        near = difflib.get_close_matches(preset, PRESETS, 1)
+    if preset is not None and preset not in PRESET_NAMES:
+        near = difflib.get_close_matches(preset, PRESET_NAMES, 1)
         hint = f'; did you mean {near[0]}?' if near else ''
-        raise UserError(f"preset: there is no '{preset}'{hint}\nknown: {', '.join(PRESETS)}")
-    chosen = {**PRESETS.get(preset or '', {}), **said}
+        raise UserError(f"preset: there is no '{preset}'{hint}\nknown: {', '.join(PRESET_NAMES)}")
+    chosen = {**(presets()[preset] if preset else {}), **said}
     family = chosen.get('family', 'llama')
     chosen = {
         'attention.n_kv_heads': chosen.get('attention.n_heads'),

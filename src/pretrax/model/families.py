@@ -5,10 +5,10 @@ overridden: `model: {preset: gpt2-124m, n_layers: 6}`. docs/models.md has the ta
 section `model:`, dotted.
 """
 
+import functools
+import re
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from pretrax.model.option_names import dotted
 
@@ -172,14 +172,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
 FAMILY_NAMES = tuple(FAMILIES)
 
 
-def _read_presets() -> dict[str, dict[str, Any]]:
-    """The options of each published model."""
+_PRESETS = Path(__file__).with_name('presets.yaml')
+PRESET_NAMES = tuple(re.findall(r'^([\w.-]+):', _PRESETS.read_text(), re.MULTILINE))
+
+
+@functools.cache
+def presets() -> dict[str, dict[str, Any]]:
+    """The options of each published model, by dotted key."""
+    import yaml  # a machine that only computes need not have it
+
     loader = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
-    table = yaml.load(Path(__file__).with_name('presets.yaml').read_text(), loader)
-    return {name: dotted(section) for name, section in table.items()}
+    return {name: dotted(section) for name, section in yaml.load(_PRESETS.read_text(), loader).items()}
 
-
-PRESETS = _read_presets()
 
 # Named activations of a layer, in the order in which they are computed. All of them can be recomputed from 'input',
 # which is always kept, on the device or in host memory.

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pretrax.errors import UserError
 from pretrax.model.choices import choose
-from pretrax.model.families import FAMILY_NAMES, PRESETS, SAVED_NAMES
+from pretrax.model.families import FAMILY_NAMES, PRESET_NAMES, SAVED_NAMES
 from pretrax.model.mup import Mup
 from pretrax.model.rope_scaling import RopeScaling
 
@@ -384,7 +384,7 @@ class PipelineOptions(Section):
 class _PublishedOptions(Section):
     """Where the options that are left out come from."""
 
-    preset: str | None = Field(default=None, description='a published model: ' + ', '.join(PRESETS))
+    preset: str | None = Field(default=None, description='a published model: ' + ', '.join(PRESET_NAMES))
     family: Literal[FAMILY_NAMES] | None = Field(
         default=None, description='a published architecture, which supplies the other keys of the model (default llama)'
     )

@@ -6,8 +6,7 @@ from typing import Any
 
 from pretrax.config.source import read_file
 from pretrax.errors import UserError
-from pretrax.model.families import FAMILIES
-from pretrax.model.families import PRESETS as SIZES
+from pretrax.model.families import FAMILIES, presets
 from pretrax.translate.maxtext_keys import AXES, BLOCKS, DEVIATIONS, NO_EQUIVALENT, NOT_NEEDED, PRESETS, SAVE
 from pretrax.translate.maxtext_training import data, optimizer, run_and_logs, schedule
 from pretrax.translate.translation import Translation
@@ -121,7 +120,7 @@ def _model(t: Translation, stem: str) -> None:
             t.no_equivalent('the preset is used unchanged', 'override_model_config')
         else:
             t.not_needed('model_name decides it, as in MaxText', *t.matching(*_SIZES))
-        sizes = SIZES[PRESETS[name]]
+        sizes = presets()[PRESETS[name]]
         if (FAMILIES[sizes['family']] | sizes).get('experts.n_experts'):
             _routing(t)
     else:

@@ -1,6 +1,6 @@
 """What MaxText's configurations say about the run itself: its data, optimizer, schedule, checkpoints and logs."""
 
-from pretrax.model.families import PRESETS
+from pretrax.model.families import presets
 from pretrax.translate.schedules import cosine_points
 from pretrax.translate.translation import Translation, run_name
 
@@ -134,7 +134,7 @@ def data(t: Translation) -> None:
     if kind == 'synthetic':
         t.set('data.name', 'synthetic', 'dataset_type')
         if 'model.preset' in t.values:
-            t.set('data.vocab_size', PRESETS[t.values['model.preset']]['vocab_size'], note='that of the preset')
+            t.set('data.vocab_size', presets()[t.values['model.preset']]['vocab_size'], note='that of the preset')
         else:
             t.set('data.vocab_size', t.integer('vocab_size'), 'vocab_size')
         t.not_needed(
