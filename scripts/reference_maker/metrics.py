@@ -38,7 +38,7 @@ LAYERS = """
 
 `log.layers=N` writes these to `layer_statistics.jsonl`, in lines with their `step`.
 [Metrics](../metrics.md#layer-statistics) explains how they are measured. With the name of a weight, such as
-`gradient_norm/q`, a statistic is of that weight alone.
+`gradient_norm/q`, a statistic covers only that weight.
 
 """
 

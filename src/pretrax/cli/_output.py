@@ -1,4 +1,4 @@
-"""What a verb writes: files where its user says, the text of a model, and the speed of the model."""
+"""The output of verbs: files at a path of the user, generated text, and the speed of generation."""
 
 import sys
 import time

@@ -114,8 +114,9 @@ def _choice(kind: str, name: str, common: Schema, options: Schema) -> Schema:
 
 
 def _complete(default: str, options: dict[str, Schema]) -> Iterator[Schema]:
-    """What a section has, unless the file extends another:
-    the options that its component requires, and no others' options.
+    """Requires the options that the component of a section needs, and refuses those of other components.
+
+    A file that extends another one is not checked.
     """
     for name, own in options.items():
         if 'required' in own:

@@ -155,7 +155,7 @@ def section_of_checkpoint(kind: str, name: str, place: str) -> dict[str, Any] | 
 
 
 def feature(section: str) -> Any:
-    """What runs if a configuration has the section: `init_from` or `distill`."""
+    """The module that runs if a configuration has the section `init_from` or `distill`."""
     return imported(_FEATURES[section])
 
 

@@ -230,7 +230,7 @@ class TextOptions(_Text):
 
 
 class _Weighted(BaseModel):
-    """What every source of a mixture has."""
+    """The keys that every source of a mixture has."""
 
     name: str = Field(
         pattern=r'^[A-Za-z0-9][\w.-]*$', max_length=60, description='name in messages and metrics: val_loss/NAME'

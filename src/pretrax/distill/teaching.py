@@ -1,4 +1,4 @@
-"""What `distill:` adds to a run: a model that learns from a teacher, and what the teacher computes.
+"""The section `distill:` of a run: a student that learns from a teacher, and the outputs of the teacher.
 
 A teacher is read piece by piece, as `init_from:` reads weights, in the compute dtype. Checkpoints of the student do not
 have it: they have its fingerprint, which a resumed run compares.

@@ -4,8 +4,8 @@ Each VM starts the training by itself at every boot, with a startup script, and 
 not depend on the machine that launched it, except for one thing: slices that Google takes back do not return. `Watch`
 deletes what is left, asks for new slices, and the run continues from its bucket.
 
-References: docs.cloud.google.com/tpu/docs/queued-resources, .../multislice-introduction, and `gcloud compute tpus
---help`.
+References: docs.cloud.google.com/tpu/docs/queued-resources, .../multislice-introduction, and
+`gcloud compute tpus --help`.
 """
 
 import dataclasses

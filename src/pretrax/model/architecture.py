@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pretrax.errors import UserError
 from pretrax.model.choices import DROPOUT, EXECUTION, UNGATED, choose, has_experts
 from pretrax.model.mup import Scaling
-from pretrax.model.options import DecoderOptions, Section, TransformerOptions
+from pretrax.model.options import DecoderOptions, TransformerOptions
 from pretrax.model.rope_scaling import RopeScaling
 
 Mixer = Literal['attention', 'delta', 'mamba']
@@ -487,17 +487,8 @@ class Architecture(DecoderOptions):
             )
 
 
-def _keys(section: type[Section]) -> list[str]:
-    """The dotted keys of a section."""
-    keys = []
-    for name, field in section.model_fields.items():
-        inner = _keys(type(field.default)) if isinstance(field.default, Section) else None
-        keys += [name] if inner is None else [f'{name}.{key}' for key in inner]
-    return keys
-
-
 # The dotted keys of all options that change results: not the implementation of attention
-KEYS = tuple(key for key in _keys(Architecture) if key not in EXECUTION)
+KEYS = tuple(key for key in Architecture.option_keys() if key not in EXECUTION)
 
 
 def resolve(options: TransformerOptions, vocab_size: int, sequence_length: int) -> Architecture:

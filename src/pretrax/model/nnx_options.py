@@ -1,6 +1,4 @@
-"""What a configuration may say of a Flax NNX module: `model: {name: nnx, target:
-package.module:Class, ...}`. No JAX.
-"""
+"""The options of a Flax NNX module: `model: {name: nnx, target: package.module:Class, ...}`. No JAX."""
 
 from typing import Any
 

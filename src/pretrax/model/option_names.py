@@ -82,9 +82,7 @@ def nest(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dotted(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the section `model:` by dotted key: the inverse of `nest`. `latent:
-    null` is `latent.kv_rank: 0`.
-    """
+    """The options of the section `model:` by dotted key, the inverse of `nest`. A null `latent` is a `kv_rank` of 0."""
     options = dict(_paths(section, ''))
     if options.get('attention.latent', 0) is None:
         del options['attention.latent']

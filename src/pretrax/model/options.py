@@ -34,8 +34,17 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra='forbid', frozen=True)
 
+    @classmethod
+    def option_keys(cls) -> list[str]:
+        """The dotted keys of all options: 'attention.window'."""
+        keys = []
+        for name, field in cls.model_fields.items():
+            inner = type(field.default).option_keys() if isinstance(field.default, Section) else None
+            keys += [name] if inner is None else [f'{name}.{key}' for key in inner]
+        return keys
+
     def dotted(self) -> dict[str, Any]:
-        """The options that are not None, by dotted key: 'attention.window'."""
+        """The options that are not None, by dotted key."""
         options: dict[str, Any] = {}
         for name in type(self).model_fields:
             value = getattr(self, name)

@@ -49,8 +49,8 @@ def scope() -> Iterator[None]:
 
 @contextlib.contextmanager
 def independent(axes: str) -> Iterator[None]:
-    """Marks code in which devices along `axes` work on different things, such as pipeline stages: `with
-    independent('p'):`.
+    """Marks code in which devices along `axes` work on different things, such as pipeline stages:
+    `with independent('p'):`.
 
     Inside, a type describes the arrays at one index along `axes` and names only the other axes; values may differ along
     `axes`. Results are checked against the types outside. Opens a scope, since sizes too are those of one index.

@@ -18,7 +18,7 @@ OutDirectory = Annotated[str, typer.Option('--out', '-o', metavar='DIR', help='A
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenFileOptions:
-    """What token files of another tool do not say about themselves."""
+    """Properties of another tool's token files that the files do not record."""
 
     tokenizer: str | None = option('The tokenizer, if the files do not name it.', metavar='FILE')
     vocab_size: int | None = option('The vocabulary size, if the files do not give it.', min=1)

@@ -106,9 +106,7 @@ class Source(abc.ABC):
         return ()
 
     def row_sources(self, step: int, rows: slice, batch_rows: int) -> np.ndarray:
-        """The number in `source_names` of the source of each row of `batch(step, rows,
-        batch_rows)`; 0 if there is one.
-        """
+        """The index into `source_names` for each row of `batch(step, rows, batch_rows)`; 0 if there is one source."""
         del step
         return np.zeros(len(range(batch_rows)[rows]), np.int64)
 

@@ -6,8 +6,8 @@
 
 The similarity of two documents is the Jaccard index of their sets of 5-grams of words. Words are runs of letters,
 digits and underscores, in lower case, and single characters of scripts without spaces (data/corpus/words.py); a text
-with fewer than 5 words is one shingle. MinHash (Broder 1997) keeps 128 minima per document, each of which two documents
-share with a probability equal to their similarity s. They are cut into `bands` bands of `rows` minima. Two documents
+with fewer than 5 words is one shingle. MinHash (Broder 1997) keeps 128 minima per document. Two documents share each
+minimum with a probability equal to their similarity s. They are cut into `bands` bands of `rows` minima. Two documents
 that have equal minima in a whole band are near-duplicates: the probability of that is 1 - (1 - s^rows)^bands. Their
 similarity is not computed. Clusters are the connected components, as in Lee et al. 2021
 (https://arxiv.org/abs/2107.06499), and the first document of each is kept.
