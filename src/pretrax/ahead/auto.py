@@ -40,8 +40,6 @@ def settled(config: RunConfig, say: Report, topology: Topology | None = None) ->
     """The configuration with a number for each `auto` in `mesh:` and `batch.micro`.
 
     Args:
-        config: the configuration as read.
-        say: receives what was chosen and why.
         topology: hardware that is not in this machine; None: the devices of this machine.
 
     Raises:

@@ -20,7 +20,6 @@ def chat_with(
     """Reads messages from standard input and prints the answers, until the input ends.
 
     Args:
-        model: has a chat template.
         sampling: of the answers; each answer has a seed of its own.
         stops: text that ends an answer.
         tokens: of an answer at most; None: as many as fit.

@@ -73,7 +73,6 @@ def answer_file(load: Callable[[], LoadedModel], prompts: str, out: str, wanted:
     Args:
         load: the model; called when the prompts have been read.
         prompts: JSON lines, on a disk or in a bucket.
-        out: the file for the answers.
         wanted: what lines ask for that do not say otherwise.
         slots: how many answers are written at once.
 

@@ -42,7 +42,6 @@ def resolve(values: Mapping[str, Any], *, recorded: bool = False) -> tuple[dict[
     """Values without interpolations, and the references of those that come from the environment.
 
     Args:
-        values: a nested mapping.
         recorded: whether the values come from a file that pretrax wrote, perhaps for another user. A reference stays as
             text if the variable is not set, or if it is part of a URL, which would send its value to that host.
 

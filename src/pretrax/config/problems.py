@@ -90,7 +90,6 @@ def from_validation(
     """The problems that pydantic found, one per key; the branches of a union are merged.
 
     Args:
-        error: the error of the validation.
         given: the plain values that were validated.
         model: the model of these values, for the descriptions of its keys.
         references: the text of values from the environment, which are not shown.
@@ -142,7 +141,6 @@ def unknown(path: Path, beside: Iterable[str], anywhere: Iterable[str], nested: 
     """The problem of an unknown key, with the key that was meant.
 
     Args:
-        path: path of the key.
         beside: the keys of its section; the nearest comes first.
         anywhere: dotted keys; one that ends with this key comes next.
         nested: dotted keys by names that count as those of siblings.

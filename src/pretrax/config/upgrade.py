@@ -88,8 +88,6 @@ def upgraded_text(text: str, name: str, model: Any) -> tuple[str, list[str]]:
     """The text of a file with the names of today, and a line for each that changed.
 
     Args:
-        text: text of the file.
-        name: name of the file, for messages.
         model: the name of the model's component, which the file or what it is based on gives.
 
     Raises:

@@ -15,7 +15,6 @@ def wait_for_all(name: str, context: Context) -> None:
 
     Args:
         name: name of this wait, the same in all processes, and used once.
-        context: context of this process.
 
     Raises:
         MissingError: some did not arrive within four fifths of `context.seconds`.

@@ -27,7 +27,6 @@ def diagnose(context: Context, coordinator: str, arguments: Sequence[str], secon
     """Runs all checks, together with the other processes.
 
     Args:
-        context: context of this process.
         coordinator: HOST:PORT of process 0; '' if there is one process.
         arguments: CONFIG and KEY=VALUE of the command line; may be empty.
         seconds: for each process to arrive, and for each check.

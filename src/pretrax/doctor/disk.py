@@ -87,8 +87,6 @@ def checkpoints(context: Context, needed: int, note: str) -> Iterator[Finding]:
     """Whether checkpoints of a run fit on its disk.
 
     Args:
-        context: with a configuration.
-        needed: bytes of one checkpoint.
         note: how that was found.
     """
     assert context.config is not None

@@ -34,7 +34,6 @@ def facts(config: str, overrides: Sequence[str], token: str) -> Facts:
 
     Args:
         config: the file of the configuration, or its packaged name, as seen from the working directory.
-        overrides: changes to it.
         token: the name of a file in the run directory, from `write_token`.
     """
     found: Facts = {
@@ -82,12 +81,7 @@ def remove_token(config: RunConfig, token: str) -> None:
 
 
 def problem_of(found: Facts, own: Facts) -> str | None:
-    """The first reason why a host cannot run what this machine would run, with the fix; None: it can.
-
-    Args:
-        found: the facts of the host.
-        own: those of this machine.
-    """
+    """The first reason why a host cannot run what this machine would run, with the fix; None: it can."""
     if found['pretrax'] != own['pretrax']:
         return f'pretrax {found["pretrax"]}, but {own["pretrax"]} here\ninstall the same version there'
     if found['sources'] != own['sources']:

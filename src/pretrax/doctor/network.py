@@ -40,7 +40,6 @@ def connections(context: Context, others: Mapping[int, Any]) -> Iterator[Finding
     """Connects to the ports on which the next nodes listen.
 
     Args:
-        context: context of this process.
         others: for every process its 'host', its 'port', and the 'address' from which it reached process 0.
     """
     order = sorted(others)

@@ -24,7 +24,6 @@ def slow_pairs(found: Mapping[tuple[int, int], float], names: Mapping[int, str])
 
     Args:
         found: bytes/s of each pair of processes.
-        names: names of the nodes, by process.
     """
     if not found:
         return

@@ -14,7 +14,7 @@ import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from pretrax import __version__
@@ -53,17 +53,15 @@ class Bench:
 
     Args:
         sweep, rows: from `read_sweep`.
-        directory: for the results; created if it does not exist.
         hardware: hardware and versions that the rows run with, from `probe`.
         command: program and arguments that time a row. The configuration, the file for the result, and the numbers of
             steps and of warm-up steps are appended.
-        say: receives a line per row.
         only: the number of a row, from 1. No other row runs, and only `rows/N` is written and locked.
     """
 
     def __init__(
         self, sweep: Sweep, rows: list[Row], directory: pathlib.Path, hardware: dict[str, Any], command: Sequence[str],
-        say: Callable[[str], None] = print, only: int | None = None,
+        say: Report = print, only: int | None = None,
     ):  # fmt: skip
         if only is not None and not 1 <= only <= len(rows):
             raise UserError(f'row {only} does not exist: the sweep has the rows 1 to {len(rows)}')

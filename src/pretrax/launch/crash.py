@@ -74,11 +74,6 @@ def report_path(run_dir: AnyPath, attempt: str, process: int) -> AnyPath:
 def write_crash_report(run_dir: AnyPath, attempt: str, crash: Crash) -> AnyPath:
     """Writes a report, unless the machine of the process has written one already. Returns its path.
 
-    Args:
-        run_dir: the run directory, on a disk or in a bucket.
-        attempt: from `attempt_label`.
-        crash: what is known.
-
     Raises:
         OSError: it cannot be written.
     """
@@ -127,12 +122,7 @@ _MEANINGS = {
 
 
 class StackFiles:
-    """The files of stacks of a run, `stacks/process-<i>.txt`: what is written to them from now on.
-
-    Args:
-        directory: the run directory on this machine.
-        processes: numbers of the processes.
-    """
+    """The files of stacks of a run, `stacks/process-<i>.txt`: what is written to them from now on."""
 
     def __init__(self, directory: Path, processes: Sequence[int]):
         self._begins = {number: _size(self._path(directory, number)) for number in processes}

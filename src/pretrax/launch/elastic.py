@@ -15,9 +15,7 @@ class Slots:
     group ends without a checkpoint of its own, the smaller one continues, and the next pause is twice as long.
 
     Args:
-        count: number of slots.
         fits: whether a run can have this number of processes.
-        clock: returns seconds.
         ready: returns those of the given slots, which were left out, that can be used now. It must not block, and is
             called again and again. None: unknown until they are tried.
     """

@@ -103,8 +103,6 @@ def check_hosts(launch: SshLaunch, config: RunConfig, words: Sequence[str]) -> l
     first one.
 
     Args:
-        launch: the hosts, and how they are reached.
-        config: the run.
         words: the file of the configuration, and changes to it.
 
     Raises:

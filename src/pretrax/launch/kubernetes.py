@@ -23,7 +23,6 @@ def check_run_dir(run_dir: AnyPath, paths: Sequence[str]) -> None:
     """Raises UserError unless all pods see the run directory, and it outlives them.
 
     Args:
-        run_dir: directory of the run.
         paths: at which volumes are mounted.
     """
     if isinstance(run_dir, BucketPath) or any(run_dir.is_relative_to(path) for path in paths):

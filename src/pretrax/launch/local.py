@@ -11,10 +11,11 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import IO
 
 from pretrax.config import RunConfig
+from pretrax.errors import Report
 from pretrax.launch.elastic import Slots
 from pretrax.launch.group import Group, identity, last_lines, output_file
 from pretrax.launch.restarts import RestartOptions
@@ -44,16 +45,12 @@ class LocalLaunch(Supervisor):
     """A run in several processes of this machine.
 
     Args:
-        config: the run.
-        command: program and arguments of each process.
         options, say: see `Supervisor`.
-        processes: number of processes.
-        devices: devices per process.
     """
 
     def __init__(
         self, config: RunConfig, command: Sequence[str], options: RestartOptions, *, processes: int, devices: int,
-        say: Callable[[str], None] = print,
+        say: Report = print,
     ):  # fmt: skip
         directory = working_directory(config.run_dir)
 

@@ -74,7 +74,6 @@ def manifests(pods: Pods, files: Mapping[str, str]) -> list[Manifest]:
     """The objects of a run.
 
     Args:
-        pods: what is asked.
         files: {name: text} of the configuration and its plugins, from `shipped`.
     """
     data = {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': _metadata(pods), 'data': dict(files)}

@@ -13,10 +13,10 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from pretrax.config import RunConfig
-from pretrax.errors import DONE, TRY_AGAIN
+from pretrax.errors import DONE, TRY_AGAIN, Report
 from pretrax.launch.crash import Crash, StackFiles, write_crash_report
 from pretrax.launch.restarts import newest_checkpoint
 from pretrax.launch.signals import PASSED_ON, STOP
@@ -43,17 +43,14 @@ class Node:
     """The training process of this machine.
 
     Args:
-        config: the run.
-        attempt: the label of the attempt, from `attempt_label`.
         controlled: take signals from standard input, one name per line, and kill the training when it ends.
         until_done: the run is continued if its training stops early, also without a request to this process.
         waiting: signals that have arrived already, from `launch.signals.signals_from_now_on`.
-        say: receives messages.
     """
 
     def __init__(
         self, config: RunConfig, *, attempt: str, controlled: bool, until_done: bool = False,
-        waiting: list[int] | None = None, say: Callable[[str], None] = print,
+        waiting: list[int] | None = None, say: Report = print,
     ):  # fmt: skip
         self._config, self._attempt, self._say = config, attempt, say
         self._number = process_number(os.environ)

@@ -58,11 +58,8 @@ class RayLaunch:
     """Starts the workers of an attempt.
 
     Args:
-        cluster: the cluster.
-        workers: what each of them does.
         directory: the run directory on this machine, for the output of the workers.
         elastic: go on without workers for which there are no resources.
-        say: receives messages.
     """
 
     def __init__(self, cluster: Cluster, workers: Workers, directory: pathlib.Path, elastic: bool, say: Report = print):
@@ -106,7 +103,6 @@ class RayGroup(Group):
 
     Args:
         launch: nodes that were found to be right are added to its `checked`.
-        workers: those of this attempt.
     """
 
     def __init__(self, launch: RayLaunch, workers: Workers):

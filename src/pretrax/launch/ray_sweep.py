@@ -22,11 +22,7 @@ def run_rows(
     Args:
         cluster: where; its bundle is the resources of a row.
         arguments: arguments of `pretrax bench`, without the row.
-        rows: number of rows.
-        directory: the working directory on all nodes.
-        environment: environment of the rows.
         at_once: how many run at once; None: as many as there is room for.
-        say: receives a line per row.
     """
     ray, bundle = cluster.ray, cluster.bundle
     others = {name: amount for name, amount in bundle.items() if name not in ('CPU', 'GPU')}

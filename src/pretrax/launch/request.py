@@ -14,9 +14,7 @@ def check_request(config: RunConfig, nodes: int, devices_per_node: int) -> None:
     """Checks that a run fits the machines that are asked for.
 
     Args:
-        config: the run.
         nodes: number of machines, with one process each.
-        devices_per_node: devices of each.
 
     Raises:
         UserError: its mesh or batch does not fit them, or it sets what the launcher sets.

@@ -86,7 +86,6 @@ def outcome(codes: dict[int, int], hung: tuple[int, ...], step: int) -> Outcome:
     Args:
         codes: exit codes of the processes that ended by themselves, by number.
         hung: numbers of the processes that had to be killed.
-        step: step of the newest checkpoint.
     """
     killed = tuple(number for number, code in codes.items() if code < 0)
     mistaken = [number for number, code in codes.items() if code in (MISTAKE, CONFIGURATION)]

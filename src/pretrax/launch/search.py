@@ -12,11 +12,10 @@ import math
 import pathlib
 import pickle
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pretrax.config import resolved_yaml, upgraded
-from pretrax.errors import UserError
+from pretrax.errors import Report, UserError
 from pretrax.launch.local import share_of
 from pretrax.launch.search_file import Range, Search, Space
 from pretrax.launch.training import CONTINUES, StopRequest, Training, locked, needs_extra
@@ -43,16 +42,11 @@ type Trial = dict[str, Any]
 class Searcher:
     """A search in its directory, which is locked inside the `with` block.
 
-    Args:
-        space: from `read_search`.
-        directory: directory of the search; created if it does not exist.
-        say: receives a line when a trial begins or ends.
-
     Raises:
         UserError: Optuna is not installed, another process searches in the directory, or it has another search.
     """
 
-    def __init__(self, space: Space, directory: pathlib.Path, say: Callable[[str], None] = print):
+    def __init__(self, space: Space, directory: pathlib.Path, say: Report = print):
         try:
             import cmaes  # noqa: F401 - Optuna imports it when it samples
             import optuna

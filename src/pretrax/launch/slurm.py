@@ -33,7 +33,6 @@ def check_cluster(resources: Resources, known: Sequence[Partition] | None = None
     """Checks that the partition exists and can give what a job asks for.
 
     Args:
-        resources: what it asks for.
         known: the partitions; None: asks Slurm.
 
     Raises:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pretrax.config import RunConfig
-from pretrax.errors import TRY_AGAIN, UserError
+from pretrax.errors import TRY_AGAIN, Report, UserError
 from pretrax.launch.elastic import Slots
 from pretrax.launch.group import identity
 from pretrax.launch.remote import RemoteGroup, RemoteProcess
@@ -173,17 +173,13 @@ class SlurmGroup(RemoteGroup):
 
 def supervise(
     config: RunConfig, job: SlurmJob, command: Callable[[str], Sequence[str]], options: RestartOptions, *,
-    devices_per_node: int, say: Callable[[str], None],
+    devices_per_node: int, say: Report,
 ) -> int:  # fmt: skip
     """Trains on the nodes of a job. Returns its exit code; 75: requeue the job.
 
     Args:
-        config: the run.
-        job: the job.
         command: command of a node, given the label of an attempt.
         options: when the processes are started again; `retries` also counts allocations of the job.
-        devices_per_node: devices of each process.
-        say: receives messages.
     """
     directory = working_directory(config.run_dir)
     directory.mkdir(parents=True, exist_ok=True)

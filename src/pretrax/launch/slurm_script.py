@@ -52,8 +52,6 @@ def run_script(
     """The script of a run.
 
     Args:
-        name: name of the job.
-        resources: what the job asks for.
         command: supervises the run on the first node.
         directory: in which the job runs.
         output: file for its output; `%j` is the number of the job.

@@ -181,9 +181,6 @@ class SshLaunch:
     Args:
         options: the hosts, and how they are reached. A slot is an index of a host.
         arguments: arguments of `pretrax launch node`.
-        environment: environment of the processes, besides their identity.
-        directory: the run directory on this machine.
-        say: receives messages.
 
     Attributes:
         lost: hosts that are waited for before an attempt.
@@ -249,8 +246,6 @@ class SshGroup(RemoteGroup):
 
     Args:
         launch: hosts that are lost are added to its `lost`.
-        hosts: hosts of the processes.
-        attempt: the label of the attempt.
     """
 
     def __init__(self, launch: SshLaunch, hosts: Sequence[Host], attempt: str):

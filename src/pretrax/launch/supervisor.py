@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pretrax.config import RunConfig
-from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, UserError
+from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, Report, UserError
 from pretrax.launch.crash import Crash, StackFiles, attempt_label, write_crash_report
 from pretrax.launch.elastic import Slots
 from pretrax.launch.group import Group
@@ -40,18 +40,15 @@ class Supervisor:
     """A run whose processes are started again when one is lost.
 
     Args:
-        config: the run.
         start: starts a process in each of these slots, and returns them in this order. The second argument is the label
             of the attempt, for crash reports. Raises OSError if they cannot be started.
         slots: places for processes: shares of this machine, or machines.
-        options: when they are started again.
         at_end: receives the exit code, before the history of a run in a bucket is uploaded for the last time.
-        say: receives messages.
     """
 
     def __init__(
         self, config: RunConfig, start: Start, slots: Slots, options: RestartOptions, *,
-        at_end: Callable[[int], None] = lambda code: None, say: Callable[[str], None] = print,
+        at_end: Callable[[int], None] = lambda code: None, say: Report = print,
     ):  # fmt: skip
         self._config, self._start, self._slots, self._say = config, start, slots, say
         self._at_end = at_end

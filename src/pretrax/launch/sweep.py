@@ -65,7 +65,6 @@ def read_sweep(path: AnyPath, run_dir: pathlib.Path) -> tuple[Sweep, list[Row]]:
     """Reads a sweep, and makes its rows. Each is a valid configuration.
 
     Args:
-        path: the file.
         run_dir: shared by all rows, so that their data is prepared once.
 
     Raises:

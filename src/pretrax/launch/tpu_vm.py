@@ -196,7 +196,6 @@ class Watch:
 
     Args:
         slices, files: of the run.
-        say: receives messages.
         every: seconds between two looks.
     """
 

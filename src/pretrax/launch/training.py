@@ -11,11 +11,11 @@ import pathlib
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pretrax.config import RunConfig
-from pretrax.errors import DONE, MISTAKE, TRY_AGAIN, UnavailableError, UserError, first_line, install_extra
+from pretrax.errors import DONE, MISTAKE, TRY_AGAIN, Report, UnavailableError, UserError, first_line, install_extra
 from pretrax.launch.base_file import RunOptions
 from pretrax.launch.local import pretrax_command, share_of
 from pretrax.launch.restarts import LONGEST_WAIT, Outcome, Restarts, newest_checkpoint, outcome
@@ -38,8 +38,6 @@ class Training:
         config: the run; `run_dir` is on a disk.
         place: directory for its configuration and the output of its processes.
         options: `launch`, such as ['slurm', '--nodes', '1'], and `retries`.
-        environment: environment of its processes, besides that of this one.
-        say: receives warnings.
 
     Attributes:
         why: the reason why it has failed; '' if it has not.
@@ -52,7 +50,7 @@ class Training:
         place: pathlib.Path,
         options: RunOptions = _DEFAULTS,
         environment: dict[str, str] | None = None,
-        say: Callable[[str], None] = print,
+        say: Report = print,
     ):
         launch = options.launch
         assert isinstance(config.run_dir, pathlib.Path)
@@ -250,15 +248,13 @@ def train_all(
     configs: Sequence[RunConfig],
     place: pathlib.Path,
     options: RunOptions = _DEFAULTS,
-    say: Callable[[str], None] = print,
+    say: Report = print,
 ) -> list[Training]:
     """Trains runs to their end, the first `options.at_once` at once. Runs that are finished are not started.
 
     Args:
         configs: the runs, each with a name and a run directory of its own.
         place: directory for their configurations and output, which is locked.
-        options: how they are started.
-        say: receives a line when a run ends.
 
     Returns:
         The runs in this order; `why` says which have failed.

@@ -5,10 +5,10 @@ a dry run before the first one, the job that it submits, and its end.
 import pathlib
 import shlex
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pretrax.config import RunConfig, resolved_yaml
-from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, UserError
+from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, Report, UserError
 from pretrax.launch.local import pretrax_command
 from pretrax.launch.record import FILE, LaunchRecord, read_record
 from pretrax.launch.registry import engine_of
@@ -25,7 +25,6 @@ class TrialJob:
     """The job of an engine that trains a run, as the run's launch.json names it.
 
     Args:
-        run_dir: directory of the run.
         output: a file that receives what `pretrax launch stop` prints.
     """
 
@@ -114,14 +113,11 @@ def check_words(words: Sequence[str]) -> None:
             raise UserError(f'launch: {word} starts no run\nremove it')
 
 
-def check_launch(words: Sequence[str], config: RunConfig, place: pathlib.Path, say: Callable[[str], None]) -> None:
+def check_launch(words: Sequence[str], config: RunConfig, place: pathlib.Path, say: Report) -> None:
     """Asks `pretrax launch` for a dry run, and passes its warnings on.
 
     Args:
         words: after `pretrax launch`; none: nothing is checked.
-        config: a run.
-        place: directory of the search.
-        say: receives the warnings.
 
     Raises:
         UserError: an option does not exist, or the engine cannot train the run.

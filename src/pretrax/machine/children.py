@@ -15,7 +15,6 @@ class Child(subprocess.Popen[bytes]):
     """A process in a session of its own. It reads nothing unless `streams` says otherwise.
 
     Args:
-        command: program and arguments.
         environment: all of its variables; None: those of this process.
         prepare: runs in the new process before the program.
         streams: `stdin`, `stdout`, `stderr` and `cwd`, as `subprocess.Popen` takes them.

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from pretrax.errors import Report
+
 _UNKNOWN = 'another process'
 
 
@@ -70,9 +72,7 @@ class DirectoryLock:
         self.close()
 
 
-def lock_directory(
-    directory: Path, warn: Callable[[str], None], before_waiting: Callable[[], None] | None = None
-) -> DirectoryLock:
+def lock_directory(directory: Path, warn: Report, before_waiting: Callable[[], None] | None = None) -> DirectoryLock:
     """Creates a directory and locks it. The holder's identity is written in its file `lock`.
 
     Both the file and the directory itself are locked, so that a process which removes the file admits no second holder.

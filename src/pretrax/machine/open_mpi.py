@@ -26,7 +26,6 @@ def mpi_identity(
 
     Args:
         coordinator: the address of process 0, if it is known.
-        variables: variables of the environment.
 
     Raises:
         UserError: the address is not known, and process 0 runs on another host than `mpirun`.

@@ -19,10 +19,7 @@ def expected_hosts(count: int, index: int, coordinator: str, variables: Mapping[
     `base-2`.
 
     Args:
-        count: count of the processes.
-        index: index of this one.
         coordinator: HOST:PORT of the first.
-        variables: variables of the environment.
     """
     pod, own = coordinator.rpartition(':')[0].partition('.')[0], socket.gethostname().partition('.')[0]
     prefix, dash, zero = pod.rpartition('-')

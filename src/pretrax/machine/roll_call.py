@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pretrax.errors import Report
 from pretrax.machine.process_hosts import described
 
 _PATIENCE = 10.0  # seconds without a process before a line names it; from line to line it doubles
@@ -36,17 +37,14 @@ class RollCall:
 
     Args:
         coordinator: HOST:PORT of process 0; not used if there is one process.
-        index: index of this process.
-        count: count of all processes.
         seconds: for each process to arrive, and for each answer.
         hosts: where processes should be, by index, as far as it is known.
         needs_all: whether process 0 waits for no other once one that had come has ended.
-        say: receives a line about who is awaited, after ten seconds and after twice, four times, ... as long.
     """
 
     def __init__(
         self, coordinator: str, index: int, count: int, seconds: float, hosts: Mapping[int, str] | None = None,
-        needs_all: bool = False, say: Callable[[str], None] = lambda line: None,
+        needs_all: bool = False, say: Report = lambda line: None,
     ):  # fmt: skip
         self.index, self.count, self.seconds = index, count, seconds
         self.lost: dict[int, str] = {}  # why a process is missing, by its index

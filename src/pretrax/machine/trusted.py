@@ -34,7 +34,6 @@ def copy_file(name: str, source: pathlib.Path, target: pathlib.Path) -> None:
     Args:
         name: path of the file in both directories.
         source: a directory that another user may have written, such as a downloaded checkpoint.
-        target: a directory.
 
     Raises:
         UserError: the file is a link to a file outside of the source, such as a secret. The cache of a hub has links to

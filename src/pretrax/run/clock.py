@@ -18,9 +18,7 @@ class Clock:
     """Seconds spent on training steps. Compilation, evaluation, samples and saving do not count.
 
     Args:
-        directory: the run directory.
         writes: whether this process writes to `attempts.jsonl` there.
-        step: the step that training starts from.
         description: the description of the checkpoint of that step; {}: none.
 
     Attributes:

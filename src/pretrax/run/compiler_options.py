@@ -89,7 +89,6 @@ def choose_compiler_options(
     Args:
         given: `compiler.options` of its configuration; None removes an option.
         devices: those of the run, of this machine or not.
-        mesh: size of each axis.
         slices: TPU slices, or nodes.
 
     Raises:

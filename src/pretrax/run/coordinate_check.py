@@ -37,11 +37,9 @@ def check_coordinates(
     Args:
         config: a configuration of the decoder, of any width.
         overrides: key=value, after those of the configuration.
-        widths: values of d_model.
         steps: before the sizes are measured.
         seeds: how many models of each width.
         mup: False: without `model.mup`.
-        report: receives a line for each model.
 
     Raises:
         UserError: a width does not fit the heads, or the model is not the decoder.

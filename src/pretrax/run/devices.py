@@ -39,8 +39,6 @@ def choose_mesh(section: MeshSection, batch: Batch, absent: Sequence[Any] | None
     """The mesh of a run, and its part of the start-up report, {topic: text}.
 
     Args:
-        section: `mesh:` of the configuration.
-        batch: its `batch:`.
         absent: devices to compile for that are not in this machine; None: the devices of this machine.
 
     Raises:

@@ -43,7 +43,6 @@ def dry_run(
 
     Args:
         config, allow_changes, verbose: as for `train`.
-        report: receives each line.
         saved: loads a step that was compiled before, as `compiled` of `train`.
 
     Raises:

@@ -30,13 +30,7 @@ _MOST_DEVICES = 4096  # whose places in the mesh are written
 
 
 class Environment:
-    """Writes `environment.json`, and adds to it what is known later. A failure is a warning.
-
-    Args:
-        run: the run.
-        directory: the run directory.
-        report: receives a warning if the file cannot be written.
-    """
+    """Writes `environment.json`, and adds to it what is known later. A failure is a warning."""
 
     def __init__(self, run: Run, directory: pathlib.Path, report: Report):
         self._run, self._path, self._report = run, directory / FILE, report

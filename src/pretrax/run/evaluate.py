@@ -59,7 +59,6 @@ class Evaluation:
         A part without a target in its batches has no loss, which is reported once, and the mean is that of the others.
 
         Args:
-            weights: to evaluate.
             batches: per part; None: `eval.batches`.
         """
         parts, count = self._run.source.validation_parts, batches or self._run.eval.batches

@@ -19,14 +19,10 @@ class LoggedProgram:
     """Runs a program before every `every`-th step, the first and the last; before none if `every` is 0.
 
     Args:
-        run: the run.
-        every: a number of steps.
         name: what the program computes, for messages, such as 'the layer statistics'.
         key: the key of the configuration that asks for it, for messages.
         make: the jitted program of the run: state, batch and more arguments -> arrays.
         arguments: the number of a batch -> the arguments besides the state and the batch.
-        clock: does not count the compilation.
-        report: receives a line about the compilation.
     """
 
     def __init__(

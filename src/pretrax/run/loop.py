@@ -56,7 +56,6 @@ def train(
     """Trains a run, or resumes it from its newest checkpoint.
 
     Args:
-        config: the run.
         allow_changes: resume although the configuration has changed since the run began.
         verbose: show the whole start-up report, not only its essential lines.
         progress: where reports are shown (default: the terminal).

@@ -36,7 +36,6 @@ def measured_micro(config: RunConfig, report: Report, cache: pathlib.Path | None
 
     Args:
         config: the run; every axis of its mesh is a number.
-        report: receives a line for each size that is tried.
         cache: directory of `micro.json`; None: the user's cache.
 
     Raises:

@@ -20,10 +20,7 @@ class NoiseScale:
     Both estimates are noisy, so they are averaged separately; the average of quotients would be biased.
 
     Args:
-        run: the run.
         description: description of the checkpoint that training starts from, for `rewind`.
-        clock: does not count the compilation.
-        report: receives a line about the compilation.
 
     Raises:
         UserError: a batch has one sequence.

@@ -57,10 +57,8 @@ def compile_or_load(
     """The compiled program, and the directory of the cache if it was loaded from there.
 
     Args:
-        lowered: a `jax.stages.Lowered`.
         with_places: the scopes and source lines in the program must be those of this code; a program in the cache may
             have those of an older version, whose operations are the same.
-        options: options of XLA, by name.
     """
     hits: list[str] = []
     places = jax.config.jax_compilation_cache_include_metadata_in_key

@@ -23,10 +23,8 @@ class RunLog:
     """The files of a run that grow, and its trackers.
 
     Args:
-        run: the run.
         directory: on this machine, where the files are written.
         resumed_step: the step that training continues from; lines of later steps are removed.
-        report: receives messages.
 
     Attributes:
         run, directory: as given.

@@ -193,8 +193,6 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     """Prepares a run, and its data if it is not prepared yet, which may take a while.
 
     Args:
-        config: the run.
-        report: receives lines about the data.
         devices: devices to compile for that are not in this machine; None: the devices of this machine.
 
     Raises:

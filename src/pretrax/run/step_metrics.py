@@ -38,12 +38,7 @@ class StepMetrics:
     """Reads the metrics of each step, and logs some of them.
 
     Args:
-        run: the run.
-        start: what training starts from.
-        clock: measures the speed of the steps.
         log: what the run writes; None in all processes but the first.
-        progress: where metrics are shown.
-        report: receives warnings.
 
     Attributes:
         last: the newest metrics that were logged.

@@ -17,9 +17,6 @@ class Straggler:
     """Compares the time that processes spend between steps: fetching data, writing, being paused by their machine.
 
     A process that is fast waits inside of a step, for the others.
-
-    Args:
-        report: receives a line when a process is found to be slow.
     """
 
     def __init__(self, report: Report):

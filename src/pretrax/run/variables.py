@@ -210,12 +210,7 @@ _OTHERS = {
 
 
 def check_other_launchers(count: int = 1, variables: Variables = os.environ) -> None:
-    """Raises UserError if another launcher has started several processes, and those that were found are fewer.
-
-    Args:
-        count: count of the processes that were found.
-        variables: variables of the environment.
-    """
+    """Raises UserError if another launcher has started several processes, and those that were found are fewer."""
     for program, (size, rank, host) in _OTHERS.items():
         if rank in variables and variables.get(size, '1') not in ('1', str(count)):
             first = f'${host}' if host and host in variables else 'HOST'

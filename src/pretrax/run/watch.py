@@ -82,7 +82,6 @@ class Requests:
         """Whether a checkpoint is requested; the answer is the same in all processes.
 
         Args:
-            number: number of the step.
             is_time: whether it is time for one by the clock of this process, which may be early or late.
         """
         is_agreed = number % _AGREE_EVERY == 0 and self._save
@@ -138,7 +137,6 @@ class Watchdog:
     Args:
         directory: the run directory; stacks are written to `<directory>/stacks/process-<i>.txt`.
         faults: `hang_seconds`, and when and where stacks are written in any case.
-        report: receives a line about each slow step.
     """
 
     SLOW = 10.0  # times the median step, and at least this many seconds

@@ -27,11 +27,7 @@ def look_up(
     """The n-grams in the documents of a split.
 
     Args:
-        ngrams: what to look up.
-        path: path of token files.
         options: the keyword arguments with which `open_token_files` opens them.
-        split: its name.
-        n_tokens: in the split.
         workers: processes; None: one per core.
 
     Returns:
