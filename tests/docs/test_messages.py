@@ -14,7 +14,7 @@ import pytest
 from reference_maker.source import SOURCE, calls, files, nodes, tree
 
 UNKNOWN = '\0'  # a text that is not in the source
-TEXTS_FOR_USERS = re.compile(r'\w*Error|print|say|warn|notice|Problem|exit')
+TEXTS_FOR_USERS = re.compile(r'\w*Error|print|say|warn|notice|Problem|mistake|exit')
 PLURALS = {'', 's', 'es'}
 # Two literals that follow each other, with a word at the end of the first and at the beginning of the second
 GLUED_LITERALS = re.compile(r"""(?:(?<!\\)\w|[,;:.!?])['"]\s*\n\s*f?['"](?![A-Z]{2})\w.*""")

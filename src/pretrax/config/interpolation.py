@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from pretrax.config.problems import Path, Problem, ProblemsError, dotted, shown
+from pretrax.config.problems import Path, ProblemsError, dotted, mistake, shown
 
 DEEPEST = 64  # sections and references inside one another
 LARGEST = 1 << 20  # characters of all values
@@ -101,9 +101,9 @@ class _Resolver:
         if path in self._done:
             return self._done[path]
         if path in self._open:
-            raise _problem(path, 'refers to itself')
+            raise mistake(path, 'refers to itself')
         if depth > DEEPEST:
-            raise _problem(path, f'is deeper than {DEEPEST} sections and references')
+            raise mistake(path, f'is deeper than {DEEPEST} sections and references')
         self._open.add(path)
         raw = self._given(path)
         if isinstance(raw, Mapping):
@@ -138,7 +138,7 @@ class _Resolver:
         value = written = run = ''
         for part in parts:
             if isinstance(part, _Node) and isinstance(part.content, dict | list):
-                raise _problem(path, f'is {shown(text)}, which puts a section or a list into a text')
+                raise mistake(path, f'is {shown(text)}, which puts a section or a list into a text')
             said = str(part.content) if isinstance(part, _Node) else part
             value += said
             if isinstance(part, _Node) and part.reference is not None:
@@ -171,12 +171,12 @@ class _Resolver:
     def _reference(self, inside: str, path: Path, depth: int) -> _Node:
         """The value of what is between `${` and `}`."""
         if depth > DEEPEST:
-            raise _problem(path, f'is deeper than {DEEPEST} sections and references')
+            raise mistake(path, f'is deeper than {DEEPEST} sections and references')
         if match := _ENVIRONMENT.fullmatch(inside):
             return self._environment(match[1], match[2], path, depth)
         match = _KEY.fullmatch(inside)
         if match is None:
-            raise _problem(path, f'cannot be resolved: ${{{shown(inside)[1:-1]}}}', _FORMS)
+            raise mistake(path, f'cannot be resolved: ${{{shown(inside)[1:-1]}}}', _FORMS)
         up = len(match[1])
         start = path[: max(len(path) - up, 0)] if up else ()
         wanted: Path = (*start, *(part for part in re.split(r'[.\[\]]+', match[2]) if part))
@@ -188,7 +188,7 @@ class _Resolver:
         for number, name in enumerate(wanted):
             part: Any = _index(given, name)
             if not _has(given, part):
-                raise _problem(path, f'cannot be resolved: there is no key {dotted(wanted)}')
+                raise mistake(path, f'cannot be resolved: there is no key {dotted(wanted)}')
             wanted = (*wanted[:number], part, *wanted[number + 1 :])
             given = given[part]
             if isinstance(given, str) and number < len(wanted) - 1:
@@ -197,7 +197,7 @@ class _Resolver:
                     content: Any = node.content
                     inner = _index(content, inner)
                     if not _has(content, inner):
-                        raise _problem(path, f'cannot be resolved: there is no key {dotted(wanted)}')
+                        raise mistake(path, f'cannot be resolved: there is no key {dotted(wanted)}')
                     node = content[inner]
                 return node
         return self.at(wanted, depth)
@@ -207,7 +207,7 @@ class _Resolver:
         if default is not None:
             other = self._text(default.strip(), path, depth)
             if isinstance(other.content, dict | list):
-                raise _problem(path, 'has a section as the default of an environment variable')
+                raise mistake(path, 'has a section as the default of an environment variable')
             written = default.strip() if '${' not in default else other.reference or escaped(str(other.content))
             reference = f'${{oc.env:{name},{written}}}'
         value: Any = os.environ.get(name)
@@ -216,7 +216,7 @@ class _Resolver:
         if value is None and other is not None:
             value = _default(other.content)
         elif value is None and not self._recorded:
-            raise _problem(
+            raise mistake(
                 path,
                 f"cannot be resolved: Environment variable '{name}' not found",
                 f'set it, or give a default: ${{oc.env:{name},default}}',
@@ -240,7 +240,7 @@ def _end(text: str, start: int, path: Path) -> int:
         open_ones += 1 if match[0] == '{' else -1
         if open_ones == 0:
             return match.start()
-    raise _problem(path, f'cannot be resolved: {shown(text)} has a ${{ that is not closed', _FORMS)
+    raise mistake(path, f'cannot be resolved: {shown(text)} has a ${{ that is not closed', _FORMS)
 
 
 def _default(content: Any) -> Any:
@@ -261,12 +261,8 @@ def _has(given: Any, part: str | int) -> bool:
     return isinstance(given, Mapping) and part in given
 
 
-def _problem(path: Path, what: str, hint: str = '') -> ProblemsError:
-    return ProblemsError(Problem(path, what, hint))
-
-
 def _too_large(path: Path) -> ProblemsError:
-    return _problem(path, f'makes the configuration larger than {LARGEST >> 20} MiB', 'use fewer references')
+    return mistake(path, f'makes the configuration larger than {LARGEST >> 20} MiB', 'use fewer references')
 
 
 def _plain(node: _Node) -> Any:

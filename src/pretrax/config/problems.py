@@ -44,6 +44,11 @@ class ProblemsError(ValueError):
         self.problems = problems
 
 
+def mistake(path: Path, what: str, hint: str = '') -> ProblemsError:
+    """The error of a validator that finds one mistake, at a path below what it validates."""
+    return ProblemsError(Problem(path, what, hint))
+
+
 def nearest(given: str, valid: Iterable[str], lead: str = '; did you mean ') -> str:
     """The most similar valid name, as the end of a sentence; '' if none is similar."""
     valid = list(valid)

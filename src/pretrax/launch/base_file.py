@@ -10,7 +10,7 @@ import pydantic
 
 from pretrax.config import RunConfig, load
 from pretrax.config.problems import from_validation, report
-from pretrax.config.schema import Count, CountOrZero, Section
+from pretrax.config.schema import Count, CountOrZero, Section, default
 from pretrax.config.source import Places, read_file
 from pretrax.storage import AnyPath
 
@@ -18,10 +18,10 @@ from pretrax.storage import AnyPath
 class RunOptions(Section):
     """How several runs are started: keys of the file of a search or of a fit."""
 
-    at_once: Count = pydantic.Field(default=1, description='runs that train at once')
-    devices: Count | None = pydantic.Field(default=None, description='devices of each run; null: all')
-    launch: list[str] = pydantic.Field(default=[], description='words after `pretrax launch`; []: processes here')
-    retries: CountOrZero = pydantic.Field(default=3, description='restarts of a run without a new checkpoint')
+    at_once: Count = default(1, 'runs that train at once')
+    devices: Count | None = default(None, 'devices of each run; null: all')
+    launch: list[str] = default([], 'words after `pretrax launch`; []: processes here')
+    retries: CountOrZero = default(3, 'restarts of a run without a new checkpoint')
 
 
 def read_section[S: Section](path: AnyPath, kind: type[S]) -> tuple[S, Places]:

@@ -8,11 +8,9 @@ optimal_for: [1e18, 1e20]            # budgets in FLOPs to print the best sizes 
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import pydantic
-
 from pretrax.config import RunConfig
 from pretrax.config.problems import Problem, report
-from pretrax.config.schema import CountOrZero, Positive
+from pretrax.config.schema import CountOrZero, Positive, default
 from pretrax.errors import UserError
 from pretrax.launch.base_file import RunOptions, changed_config, read_section
 from pretrax.launch.trial_job import check_words
@@ -22,21 +20,17 @@ from pretrax.storage import AnyPath, locate
 class Scaling(RunOptions):
     """The file of a fit."""
 
-    points: str | None = pydantic.Field(default=None, description='a .csv or .jsonl file, relative to this one')
-    runs: list[str] = pydantic.Field(default=[], description='run directories, relative to this file; * is allowed')
-    base: str | None = pydantic.Field(default=None, description='the configuration of a grid, relative to this file')
-    change: dict[str, Any] = pydantic.Field(
-        default={}, description='keys of the configuration, for every run of the grid'
-    )
-    sizes: list[dict[str, Any]] = pydantic.Field(
-        default=[], description='keys of the configuration that make each size'
-    )
-    budgets: list[Positive] = pydantic.Field(default=[], description='training FLOPs, 6 N D, of the runs of each size')
-    approaches: list[Literal[1, 2, 3]] = pydantic.Field(default=[1, 2, 3], min_length=1, description='what to fit')
-    optimal_for: list[Positive] = pydantic.Field(default=[], description='FLOPs to print the best sizes for')
-    metric: str = pydantic.Field(default='val_loss', min_length=1, description='key of metrics.jsonl')
-    bootstrap: CountOrZero = pydantic.Field(default=100, description='samples for the intervals; 0: no intervals')
-    seed: CountOrZero = pydantic.Field(default=0, description='of the bootstrap')
+    points: str | None = default(None, 'a .csv or .jsonl file, relative to this one')
+    runs: list[str] = default([], 'run directories, relative to this file; * is allowed')
+    base: str | None = default(None, 'the configuration of a grid, relative to this file')
+    change: dict[str, Any] = default({}, 'keys of the configuration, for every run of the grid')
+    sizes: list[dict[str, Any]] = default([], 'keys of the configuration that make each size')
+    budgets: list[Positive] = default([], 'training FLOPs, 6 N D, of the runs of each size')
+    approaches: list[Literal[1, 2, 3]] = default([1, 2, 3], 'what to fit', min_length=1)
+    optimal_for: list[Positive] = default([], 'FLOPs to print the best sizes for')
+    metric: str = default('val_loss', 'key of metrics.jsonl', min_length=1)
+    bootstrap: CountOrZero = default(100, 'samples for the intervals; 0: no intervals')
+    seed: CountOrZero = default(0, 'of the bootstrap')
 
 
 def read_scaling(path: AnyPath) -> Scaling:

@@ -18,7 +18,7 @@ import pydantic
 
 from pretrax.config import RunConfig
 from pretrax.config.problems import Problem, report
-from pretrax.config.schema import Count, CountOrZero, Section
+from pretrax.config.schema import Count, CountOrZero, Section, default
 from pretrax.config.show import value_text
 from pretrax.config.source import read_file
 from pretrax.errors import UserError
@@ -34,8 +34,8 @@ class Range(Section):
 
     low: int | float = pydantic.Field(description='the smallest value')
     high: int | float = pydantic.Field(description='the largest value')
-    log: bool = pydantic.Field(default=False, description='uniform in the logarithm')
-    step: int | float | None = pydantic.Field(default=None, gt=0, description='distance of the values; null: any value')
+    log: bool = default(False, 'uniform in the logarithm')
+    step: int | float | None = default(None, 'distance of the values; null: any value', gt=0)
 
     @pydantic.model_validator(mode='after')
     def _check(self) -> 'Range':
@@ -57,23 +57,23 @@ class Range(Section):
 class Asha(Section):
     """Asynchronous successive halving. Li et al. 2018, arXiv:1810.05934."""
 
-    first: Count | None = pydantic.Field(default=None, description='step of the first decision; null: eval.every')
-    reduction: int = pydantic.Field(default=3, ge=2, le=100, description='one of this many trials goes on at each rung')
+    first: Count | None = default(None, 'step of the first decision; null: eval.every')
+    reduction: int = default(3, 'one of this many trials goes on at each rung', ge=2, le=100)
 
 
 class Search(RunOptions):
     """The file of a search."""
 
     base: str = pydantic.Field(min_length=1, description='the configuration, relative to this file')
-    change: dict[str, Any] = pydantic.Field(default={}, description='keys of the configuration, for every trial')
+    change: dict[str, Any] = default({}, 'keys of the configuration, for every trial')
     parameters: dict[str, Range | list[str | int | float | bool | None]] = pydantic.Field(
         min_length=1, description='keys of the configuration with a range or a list of values'
     )
-    sampler: Literal['tpe', 'cmaes', 'random', 'grid'] = pydantic.Field(default='tpe', description='chooses the values')
-    asha: Asha | None = pydantic.Field(default=None, description='stops poor trials early; null: no trial')
-    trials: Count | None = pydantic.Field(default=None, description='number of trials; null: of the grid, or 20')
-    metric: str = pydantic.Field(default='val_loss', min_length=1, description='key of metrics.jsonl to minimize')
-    seed: CountOrZero = pydantic.Field(default=0, description='of the sampler')
+    sampler: Literal['tpe', 'cmaes', 'random', 'grid'] = default('tpe', 'chooses the values')
+    asha: Asha | None = default(None, 'stops poor trials early; null: no trial')
+    trials: Count | None = default(None, 'number of trials; null: of the grid, or 20')
+    metric: str = default('val_loss', 'key of metrics.jsonl to minimize', min_length=1)
+    seed: CountOrZero = default(0, 'of the sampler')
 
     @property
     def number_of_trials(self) -> int:

@@ -19,7 +19,7 @@ import pydantic
 
 from pretrax.config import RunConfig
 from pretrax.config.problems import Problem, report, shown
-from pretrax.config.schema import Count, Positive, Section
+from pretrax.config.schema import Count, Positive, Section, default
 from pretrax.config.show import value_text
 from pretrax.config.source import read_file
 from pretrax.errors import UserError
@@ -34,12 +34,12 @@ class Sweep(Section):
     """The file of a sweep."""
 
     base: str = pydantic.Field(min_length=1, description='the configuration, relative to this file')
-    change: dict[str, Any] = pydantic.Field(default={}, description='keys of the configuration, for every row')
-    grid: dict[str, list[Any]] = pydantic.Field(default={}, description='keys with lists: a row for each combination')
-    rows: list[dict[str, Any]] = pydantic.Field(default=[], description='additional rows, each with its own keys')
-    steps: Count = pydantic.Field(default=10, description='timed steps per row; the result is their median')
-    warmup: Count = pydantic.Field(default=3, description='steps before the timed ones')
-    minutes: Positive = pydantic.Field(default=10.0, description='time limit of a row')
+    change: dict[str, Any] = default({}, 'keys of the configuration, for every row')
+    grid: dict[str, list[Any]] = default({}, 'keys with lists: a row for each combination')
+    rows: list[dict[str, Any]] = default([], 'additional rows, each with its own keys')
+    steps: Count = default(10, 'timed steps per row; the result is their median')
+    warmup: Count = default(3, 'steps before the timed ones')
+    minutes: Positive = default(10.0, 'time limit of a row')
 
 
 @dataclasses.dataclass(frozen=True)
