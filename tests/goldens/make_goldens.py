@@ -163,6 +163,14 @@ CASES = {
         'q_lora_rank': 12, 'n_group': 4, 'topk_group': 2, 'norm_topk_prob': True, 'routed_scaling_factor': 2.5,
         'num_mtp_layers': 0,
     } | rope(10000.0)),
+    # Kimi K2: experts in one group, and yarn whose ramp has one bound
+    'kimi-k2': ('DeepseekV3Config', DEEPSEEK | {
+        'q_lora_rank': 12, 'n_group': 1, 'topk_group': 1, 'norm_topk_prob': True, 'routed_scaling_factor': 2.827,
+        'num_mtp_layers': 0,
+    } | rope(
+        50000.0, rope_type='yarn', factor=32.0, original_max_position_embeddings=40, beta_fast=1.0, beta_slow=1.0,
+        mscale=1.0, mscale_all_dim=1.0,
+    )),
     'glm4-moe': ('Glm4MoeConfig', GLM | {'attention_bias': True, 'use_qk_norm': True, 'first_k_dense_replace': 1}
                  | rope(1000.0, partial_rotary_factor=0.5)),
     'glm4-moe-air': ('Glm4MoeConfig', GLM | {  # two of four groups, weights not normalized, all layers with experts

@@ -95,3 +95,13 @@ def test_multipliers_of_granite_are_written_as_its_class_stores_them(scores, log
 def test_a_harmless_field_is_harmless_at_its_released_value_alone(preset, fields):
     with pytest.raises(UserError, match=next(iter(fields))):
         read_options(RELEASED[preset]['config'] | fields)
+
+
+def test_an_export_of_kimi_k2_is_the_class_that_its_file_names():
+    """The released files load with code of their own, since `transformers` has no type kimi_k2; an export needs none."""
+    released = RELEASED['kimi-k2']['config']
+    options, _ = read_options(released)
+    config, _ = write_config(resolve(decoder_options(**options), options['vocab_size'], 1), 'deepseek-v3')
+    assert released['model_type'] == 'kimi_k2'
+    assert config['model_type'] == 'deepseek_v3'
+    assert config['architectures'] == released['architectures'] == ['DeepseekV3ForCausalLM']

@@ -41,6 +41,13 @@ DEEPSEEK_YARN = {
     'mscale': 0.7,
     'mscale_all_dim': 1.1,
 }
+KIMI_YARN = DEEPSEEK_YARN | {
+    'factor': 32.0,
+    'original_length': 40,
+    'beta_fast': 1.0,
+    'mscale': 1.0,
+    'mscale_all_dim': 1.0,
+}
 
 SLOW = ('gpt2', 'llama3', 'gemma3', 'mixtral', 'olmo2', 'qwen3')
 FLIPPED = {
@@ -84,6 +91,10 @@ FLIPPED = {
                            {'original_length': 200})],
     'deepseek-v3': [{'router_bias': False}, {'group_scores': 'max'}, {'groups_per_token': 3}, {'router_scale': 1.0},
                     {'normalize_router': False}, {'router_scores': 'softmax'}, {'norm_eps': 1e-6}],
+    'kimi-k2': [{'n_expert_groups': 4, 'groups_per_token': 2}, {'router_bias': False}, {'router_scale': 1.0},
+                {'normalize_router': False}, {'router_scores': 'softmax'}, {'rope_base': 1e4}]
+               + [{'rope_scaling': KIMI_YARN | one} for one in
+                  ({'kind': 'none'}, {'factor': 16.0}, {'mscale_all_dim': 0.5}, {'mscale': 0.5})],
     'glm4-moe': [{'router_bias': False}, {'router_scale': 1.0}, {'normalize_router': False},
     {'router_scores': 'softmax'},
                  {'qkv_bias': False}, {'qk_norm': 'none'}, {'rotary_fraction': 1.0}, {'experts_per_token': 2}],
