@@ -1,4 +1,4 @@
-"""Finds phrases in pages, docstrings, messages and names that are read twice, and prints what to write instead.
+"""Finds phrases in pages, docstrings, messages, tables and names that are read twice, and prints what to write instead.
 
     uv run python scripts/check_english.py
 
@@ -72,7 +72,7 @@ def problems() -> dict[str, list[str]]:
     """The problems of each file."""
     pages = [REPOSITORY / 'README.md', REPOSITORY / 'CONTRIBUTING.md', *REPOSITORY.glob('docs/**/*.md')]
     found = {}
-    for path in [*pages, *(REPOSITORY / 'src').rglob('*.py')]:
+    for path in [*pages, *(REPOSITORY / 'src').rglob('*.py'), *(REPOSITORY / 'src').rglob('*.yaml')]:
         name = str(path.relative_to(REPOSITORY))
         text = path.read_text()
         text = re.sub(r'^```.*?^```', '', text, flags=re.DOTALL | re.MULTILINE) if path.suffix == '.md' else text

@@ -1,4 +1,4 @@
-"""The page of metrics: the definitions of `view/definitions.py`, and the file that computes each number."""
+"""The page of metrics: the definitions of `view/definitions.yaml`, and the file that computes each number."""
 
 import ast
 from collections.abc import Iterator

@@ -113,7 +113,7 @@ def test_every_verb_has_a_section():
 
 def test_every_key_that_the_source_writes_to_the_metrics_has_a_definition_and_a_source():
     emitted = metrics.emitted()
-    assert set(emitted) == set(DEFINITIONS), 'view/definitions.py, or EMITTERS in scripts/reference_maker/metrics.py'
+    assert set(emitted) == set(DEFINITIONS), 'view/definitions.yaml, or EMITTERS in scripts/reference_maker/metrics.py'
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from pretrax.scale.program import Operation, Program
 from pretrax.storage import AnyPath
+from pretrax.view.definitions import PROGRAM_FIGURES
 from pretrax.view.program.file import write
 from pretrax.view.program.graph import Group, communication_name, edges_of, groups_of
 from pretrax.view.template import template
@@ -28,19 +29,6 @@ PHASES = {
     'input': 'inputs',
 }
 BOXES = 1500  # of an SVG file, at most about
-DEFINITIONS = (
-    ('kernels', 'kernels', 'operations that run on the device, counted once per run in a step'),
-    ('flops', 'FLOPs', 'FLOPs of products, convolutions and known attention kernels, per device; for a group, in one '
-    'step'),
-    ('traffic', 'traffic',
-    'bytes that kernels read and write, at least; for a group, in one step; a slice counts only itself'),
-    ('size', 'size', 'bytes of the result on one device; on an edge, of the arrays that are read'),
-    ('runs', 'runs', 'how often an operation runs in a step: the iterations of the loops around it'),
-    (
-        'communication', 'communication',
-        'bytes of the gathered array per device; for a group, in one step; overlapped: other work runs meanwhile',
-    ),
-)  # fmt: skip
 
 
 def page_of(program: Program, title: str, where: str = '') -> str:
@@ -61,7 +49,7 @@ def page_of(program: Program, title: str, where: str = '') -> str:
         where=where,
         phases=PHASES.items(),
         axes=axes if any(one.collective for one in program.operations.values()) else [],
-        definitions=DEFINITIONS,
+        definitions=PROGRAM_FIGURES.items(),
         program=packed,
         picture_css=Markup(_asset('picture.css')),
         dagre_js=Markup(_asset('dagre.min.js')),
