@@ -2,6 +2,7 @@
 
 import types
 
+from pretrax.observe.trackers.base import Table
 from pretrax.run import run_log
 
 
@@ -9,7 +10,7 @@ class Recorder:
     name = 'recorder'
 
     def __init__(self):
-        self.texts, self.tables = [], []
+        self.shown = []
 
     def resume(self, step):
         return {}
@@ -17,11 +18,8 @@ class Recorder:
     def log(self, lines):
         pass
 
-    def text(self, step, key, text):
-        self.texts.append((step, key, text))
-
-    def table(self, step, key, columns, rows):
-        self.tables.append((step, key, [tuple(row) for row in rows]))
+    def show(self, step, key, content):
+        self.shown.append((step, key, content))
 
     def close(self, succeeded):
         pass
@@ -39,6 +37,8 @@ def test_samples_and_a_table_of_sources_go_to_the_trackers(tmp_path, monkeypatch
         written.write({'step': 5, 'val_loss': 2.0, 'val_loss/code': 1.5, 'val_loss/text': 2.5})
         written.write({'step': 6, 'val_loss': 2.0})
         written.sample(6, sample.prompts, ['def f():', 'class A:'])
-    assert recorder.tables == [(5, 'validation', [('code', 1.5), ('text', 2.5)])]
-    assert recorder.texts == [(6, 'samples', 'def f():\n\nclass A:')]
+    assert recorder.shown == [
+        (5, 'validation', Table(('source', 'loss in nats per token'), [('code', 1.5), ('text', 2.5)])),
+        (6, 'samples', 'def f():\n\nclass A:'),
+    ]
     assert '"prompt": "class ", "text": "class A:"' in (tmp_path / 'samples.jsonl').read_text()

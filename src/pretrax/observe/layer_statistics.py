@@ -5,7 +5,7 @@ like of a layer. A value that is not finite is null, and `nonfinite` names it, a
 
     {"step": 100, "residual_rms": [1.1, null], "nonfinite": {"residual_rms[1]": "inf"}}
 
-Keys and units: view/definitions.py; formulas: docs/metrics.md.
+Keys and units: view/definitions.yaml; formulas: docs/metrics.md.
 """
 
 import math
@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from pretrax.errors import Report
-from pretrax.observe.metrics import MetricsLog, read_metrics
+from pretrax.observe.metrics import is_metrics, read_metrics
+from pretrax.observe.step_lines import StepLines
 from pretrax.storage import AnyPath
 
 FILE = 'layer_statistics.jsonl'  # in the run directory
@@ -26,41 +27,17 @@ _PLACE = re.compile(r'(\w[^\[]*)((?:\[\d+\])+)')
 type Values = float | list[Values] | None
 
 
-class LayerStatisticsLog:
-    """Appends to `layer_statistics.jsonl`. Only one process of a run may open it.
-
-    Args:
-        directory: the run directory.
-        resumed_step: the step that training continues from; lines of later steps are removed.
-        say: receives a message for removed lines.
-    """
+class LayerStatisticsLog(StepLines):
+    """Appends to `layer_statistics.jsonl` in the directory of a run."""
 
     def __init__(self, directory: Path, resumed_step: int, say: Report):
-        self._path, self._say = directory / FILE, say
-        self._log: MetricsLog | None = None  # a run without statistics has no file
-        if self._path.exists():
-            self._open(resumed_step)
+        super().__init__(directory / FILE, resumed_step, say, is_metrics)
 
     def write(self, step: int, statistics: Mapping[str, np.ndarray]) -> None:
         """Appends the statistics of a step: arrays or numbers of NumPy by name."""
         nonfinite: dict[str, str] = {}
         values = {name: _standard(array.tolist(), name, nonfinite) for name, array in statistics.items()}
-        log = self._log or self._open(step)
-        log.write({'step': step, **values} | ({'nonfinite': nonfinite} if nonfinite else {}))
-
-    def rewind(self, step: int) -> None:
-        """Removes the lines of later steps, which will be trained again."""
-        if self._log is not None:
-            self._log.rewind(step)
-
-    def close(self) -> None:
-        """Closes the file. May be called twice."""
-        if self._log is not None:
-            self._log.close()
-
-    def _open(self, step: int) -> MetricsLog:
-        self._log = MetricsLog(self._path, resumed_step=step, say=self._say)
-        return self._log
+        self.append({'step': step, **values} | ({'nonfinite': nonfinite} if nonfinite else {}))
 
 
 def read_layer_statistics(run_dir: AnyPath, report: Report = print) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from which `read_metrics` restores it:
 
     {"step": 120, "loss": null, "grad_norm": 3.2, "nonfinite": {"loss": "nan"}}
 
-Keys and units: view/definitions.py.
+Keys and units: view/definitions.yaml.
 """
 
 import math
@@ -20,7 +20,7 @@ from pretrax.errors import Report, UserError
 from pretrax.machine.line_files import append_record, not_a_record, read_lines
 from pretrax.observe.step_lines import StepLines
 from pretrax.observe.trackers.base import Line as TrackerLine
-from pretrax.observe.trackers.base import Tracker
+from pretrax.observe.trackers.base import Shown, Tracker
 from pretrax.observe.trackers.thread import FLUSH_SECONDS, TrackerThread
 from pretrax.storage import AnyPath, locate
 from pretrax.storage.parts import open_joined
@@ -50,7 +50,9 @@ class MetricsLog:
     ):
         self._say = say
         path = pathlib.Path(path)
-        self._lines = StepLines(path, resumed_step, say, _is_metrics)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        self._lines = StepLines(path, resumed_step, say, is_metrics)
         self._trackers = [TrackerThread(each, _past(path), resumed_step, say) for each in trackers]
 
     def write(self, metrics: Mapping[str, Any]) -> None:
@@ -65,20 +67,10 @@ class MetricsLog:
         for tracker in self._trackers:
             tracker.log(_numbers(record))
 
-    def text(self, step: int, key: str, text: str) -> None:
-        """Sends a text to the trackers, for example a sample. It is not written to the file."""
+    def show(self, step: int, key: str, content: Shown) -> None:
+        """Sends a text, for example a sample, a table or a picture to the trackers. It is not written to the file."""
         for tracker in self._trackers:
-            tracker.text(step, key, text)
-
-    def table(self, step: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[str | float]]) -> None:
-        """Sends a table to the trackers."""
-        for tracker in self._trackers:
-            tracker.table(step, key, columns, rows)
-
-    def image(self, step: int, key: str, path: pathlib.Path) -> None:
-        """Sends a PNG file to the trackers."""
-        for tracker in self._trackers:
-            tracker.image(step, key, path)
+            tracker.show(step, key, content)
 
     def file(self, path: pathlib.Path) -> None:
         """Uploads a file to the trackers that keep files."""
@@ -135,7 +127,7 @@ def read_metrics(path: str | AnyPath, report: Report = print) -> list[dict[str, 
     path = locate(path) if isinstance(path, str) else path
     try:
         with open_joined(path) as file:
-            lines = list(read_lines(file, _is_metrics))
+            lines = list(read_lines(file, is_metrics))
     except FileNotFoundError:
         raise UserError(f'no metrics at {path}: no such file') from None
     except IsADirectoryError:
@@ -143,7 +135,7 @@ def read_metrics(path: str | AnyPath, report: Report = print) -> list[dict[str, 
     for line in lines:
         if line.record is None and line.text.endswith(b'\n'):
             report(not_a_record(path, line, 'a line of metrics'))
-    return [_restored(line.record) for line in lines if line.record is not None]
+    return [restored(line.record) for line in lines if line.record is not None]
 
 
 def _numbers(record: Mapping[str, Any]) -> TrackerLine:
@@ -161,13 +153,16 @@ def _past(path: pathlib.Path) -> Iterator[TrackerLine]:
             while file.tell() < size and (line := file.readline()):
                 yield line
 
-    return (_numbers(_restored(line.record)) for line in read_lines(lines(), _is_metrics) if line.record is not None)
+    return (_numbers(restored(line.record)) for line in read_lines(lines(), is_metrics) if line.record is not None)
 
 
-def _is_metrics(record: dict[str, Any]) -> bool:
-    nonfinite = record.get('nonfinite', {})
-    named = isinstance(nonfinite, dict) and all(value in ('nan', 'inf', '-inf') for value in nonfinite.values())
-    return type(record.get('step')) is int and named
+def is_metrics(record: dict[str, Any]) -> bool:
+    """Whether a JSON object is a line of metrics."""
+    return type(record.get('step')) is int and ('nonfinite' not in record or _is_named(record['nonfinite']))
+
+
+def _is_named(nonfinite: Any) -> bool:
+    return type(nonfinite) is dict and all(value in ('nan', 'inf', '-inf') for value in nonfinite.values())
 
 
 def _standard(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,9 +172,12 @@ def _standard(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: None if key in broken else value for key, value in record.items()} | {'nonfinite': broken}
 
 
-def _restored(record: dict[str, Any]) -> dict[str, Any]:
-    broken: dict[str, str] = record.pop('nonfinite', {})
-    return record | {key: float(text) for key, text in broken.items()}
+def restored(record: dict[str, Any]) -> dict[str, Any]:
+    """A line of metrics with its NaN and infinities in place of null."""
+    if 'nonfinite' not in record:
+        return record
+    values = {key: value for key, value in record.items() if key != 'nonfinite'}
+    return values | {key: float(text) for key, text in record['nonfinite'].items() if key != 'step'}
 
 
 def keys(records: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -1,9 +1,10 @@
-"""A file with one JSON object per line, each of a step, that a run appends to: `metrics.jsonl`, `samples.jsonl`.
+"""A file with one JSON object per line, each of a step, that a run appends to: `metrics.jsonl` and files like it.
 
 A run that continues from a checkpoint trains the steps after it again. Their lines are removed first, so that no step
 is in the file twice.
 """
 
+import io
 import json
 import os
 import pathlib
@@ -16,10 +17,11 @@ from pretrax.machine.line_files import read_lines
 
 
 class StepLines:
-    """Appends to a file. Only one process of a run may open it.
+    """Appends to a file, which is created with its directories for the first line. Only one process of a run may open
+    it.
 
     Args:
-        path: the file; created with its directories if it does not exist.
+        path: the file.
         resumed_step: the step that training continues from. Lines of later steps are removed, and an incomplete last
             line.
         say: receives a message for removed lines, and if the file cannot be written.
@@ -34,14 +36,20 @@ class StepLines:
         is_record: Callable[[dict[str, Any]], bool] = lambda record: True,
     ):
         self._path, self._say, self._is_record = path, say, is_record
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            self._keep_up_to(resumed_step)
         self._unwritten = b''  # lines that did not fit on the disk
         self._begun = b''  # the part of the first of them that did
         self._rewound: int | None = None  # lines of later steps are still to be removed
         self._reported = 0  # bytes that waited when this was last reported
-        self._file = path.open('ab', buffering=0)  # a line is with the operating system when `append` returns
+        self._file: io.FileIO | None = None
+        if path.exists():
+            self._keep_up_to(resumed_step)
+            self._open()
+
+    def _open(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open('ab', buffering=0)  # a line is with the operating system when `append` returns
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Appends a line. If the disk cannot be written or the directory is gone, it stays in memory and training
@@ -57,16 +65,16 @@ class StepLines:
             if self._rewound is not None:
                 self._keep_up_to(self._rewound)
                 self._rewound = None
-                self._file.close()
-                self._file = self._path.open('ab', buffering=0)
-            if os.fstat(self._file.fileno()).st_nlink == 0:
+                self._open()
+            if self._file is not None and os.fstat(self._file.fileno()).st_nlink == 0:
                 self._say(
                     f'WARNING: {self._path} was removed while training; it is created again, with the lines from now on'
                 )
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file.close()
-                self._file = self._path.open('ab', buffering=0)
+                self._open()
             while self._unwritten:  # a full disk may take a part before it refuses
+                if self._file is None:
+                    self._open()
+                assert self._file is not None
                 n_bytes = self._file.write(self._unwritten)
                 self._begun = (self._begun + self._unwritten[:n_bytes]).rpartition(b'\n')[2]
                 self._unwritten = self._unwritten[n_bytes:]
@@ -86,13 +94,16 @@ class StepLines:
         """Removes the lines of later steps, which will be trained again; later if the disk cannot be written now."""
         waiting = (self._begun + self._unwritten).splitlines(keepends=True)
         self._unwritten = b''.join(line for line in waiting if json.loads(line)['step'] <= step)
-        self._begun, self._rewound = b'', step
-        self._write()
+        self._begun = b''
+        if self._file is not None:
+            self._rewound = step
+            self._write()
 
     def close(self) -> None:
         """Closes the file. May be called twice."""
         lost, self._unwritten = len(self._unwritten), b''
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         if lost:
             self._say(f'WARNING: {lost:,} bytes of {self._path.stem} could not be written to {self._path}')
 

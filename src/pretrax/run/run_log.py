@@ -14,6 +14,7 @@ from pretrax.observe.metrics import MetricsLog
 from pretrax.observe.notices import RunNotices
 from pretrax.observe.samples import SampleLog
 from pretrax.observe.trackers import open_trackers
+from pretrax.observe.trackers.base import Table
 from pretrax.run.environment import Environment
 from pretrax.run.layer_statistics import curves
 from pretrax.run.setup import Run
@@ -63,7 +64,7 @@ class RunLog:
             (key.removeprefix('val_loss/'), loss) for key, loss in metrics.items() if key.startswith('val_loss/')
         ]
         if sources:
-            self.metrics.table(metrics['step'], 'validation', ('source', 'loss in nats per token'), sources)
+            self.metrics.show(metrics['step'], 'validation', Table(('source', 'loss in nats per token'), sources))
 
     def flush(self) -> None:
         """Makes the trackers keep the metrics so far."""
@@ -86,7 +87,7 @@ class RunLog:
     def sample(self, step: int, prompts: Sequence[str], texts: Sequence[str]) -> None:
         """Writes the samples of a step, one for each prompt."""
         self.samples.write(step, prompts, texts)
-        self.metrics.text(step, 'samples', '\n\n'.join(texts))
+        self.metrics.show(step, 'samples', '\n\n'.join(texts))
 
     def __enter__(self) -> 'RunLog':
         return self

@@ -15,6 +15,7 @@ import time
 
 from pretrax.observe.metrics import MetricsLog
 from pretrax.observe.trackers import open_trackers
+from pretrax.observe.trackers.base import Table
 
 EVERY = 10  # steps between checkpoints
 ROLLED_BACK_AT = 63  # a step that is skipped, after which the run returns to the checkpoint before the last one
@@ -58,7 +59,7 @@ def main() -> None:
                 log.rewind(step)
             elif step % EVERY == 0:
                 log.write({'step': step, 'val_loss': 4 / step})
-                log.text(step, 'samples', f'a sample of step {step}')
+                log.show(step, 'samples', f'a sample of step {step}')
                 log.flush()
                 save(saved, step, rollbacks)
         send_media(log, pathlib.Path(directory), step)
@@ -68,8 +69,8 @@ def send_media(log: MetricsLog, directory: pathlib.Path, step: int) -> None:
     picture, page = directory / 'curves.png', directory / 'report.html'
     picture.write_bytes(PICTURE)
     page.write_text('<p>a report</p>')
-    log.table(step, 'validation', ['source', 'loss'], [['code', 1.5]])
-    log.image(step, 'curves', picture)
+    log.show(step, 'validation', Table(['source', 'loss'], [['code', 1.5]]))
+    log.show(step, 'curves', picture)
     log.file(page)
 
 

@@ -33,8 +33,8 @@ class Recorder:
         self.gate.wait()
         self.lines += [(step, dict(numbers)) for step, numbers, _ in lines]
 
-    def text(self, step, key, text):
-        self.texts.append((step, key, text))
+    def show(self, step, key, content):
+        self.texts.append((step, key, content))
 
     def flush(self):
         self.calls.append('flush')
@@ -62,11 +62,11 @@ def test_steps_after_a_rollback_replace_the_earlier_ones_or_are_left_out(tmp_pat
     with MetricsLog(tmp_path / 'metrics.jsonl', [tracker], say=lambda _: None) as log:
         for step in (1, 2, 3):
             log.write({'step': step, 'loss': 1.0})
-        log.text(3, 'samples', 'before')
+        log.show(3, 'samples', 'before')
         log.rewind(1)
         for step in (2, 3, 4):
             log.write({'step': step, 'loss': 2.0})
-        log.text(3, 'samples', 'after')
+        log.show(3, 'samples', 'after')
     again = [(2, {'loss': 2.0}), (3, {'loss': 2.0})] if rewinds else []
     assert tracker.lines == [(step, {'loss': 1.0}) for step in (1, 2, 3)] + again + [(4, {'loss': 2.0})]
     assert [text for *_, text in tracker.texts] == (['before', 'after'] if rewinds else ['before'])

@@ -18,6 +18,7 @@ from pretrax.config import from_values
 from pretrax.errors import UserError
 from pretrax.observe.metrics import MetricsLog
 from pretrax.observe.trackers import check_trackers, open_trackers
+from pretrax.observe.trackers.base import Table
 
 DRIVER = pathlib.Path(__file__).parent / 'driver.py'
 
@@ -101,9 +102,9 @@ def png(width: int, height: int) -> bytes:
 def test_tensorboard_shows_texts_tables_and_images(tmp_path):
     (tmp_path / 'curves.png').write_bytes(png(30, 20))
     with MetricsLog(tmp_path / 'metrics.jsonl', start(tmp_path, tensorboard=True)) as log:
-        log.text(7, 'samples', 'def f(x):')
-        log.table(7, 'validation', ['source', 'loss'], [['a|b', 2.5]])
-        log.image(7, 'curves', tmp_path / 'curves.png')
+        log.show(7, 'samples', 'def f(x):')
+        log.show(7, 'validation', Table(['source', 'loss'], [['a|b', 2.5]]))
+        log.show(7, 'curves', tmp_path / 'curves.png')
         log.file(tmp_path / 'curves.png')  # event files keep none
     values = {v.tag: v for e in tensorboard_events(tmp_path / 'tb') for v in e.summary.value if e.step == 7}
     assert values['samples/text_summary'].tensor.string_val[0] == b'    def f(x):'

@@ -16,6 +16,14 @@ class Line(NamedTuple):
     time: float  # at which it was written, in seconds since 1970
 
 
+class Table(NamedTuple):
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | float]]
+
+
+type Shown = str | Table | pathlib.Path  # a text, for example a sample; a table; a PNG file
+
+
 class Tracker(Protocol):
     """A service or a file format that receives the metrics of a run.
 
@@ -41,16 +49,8 @@ class Tracker(Protocol):
         """Logs numbers, oldest first."""
         ...
 
-    def text(self, step: int, key: str, text: str) -> None:
-        """Logs a text, for example a sample."""
-        ...
-
-    def table(self, step: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[str | float]]) -> None:
-        """Logs a table."""
-        ...
-
-    def image(self, step: int, key: str, path: pathlib.Path) -> None:
-        """Logs a PNG file."""
+    def show(self, step: int, key: str, content: Shown) -> None:
+        """Logs a text, a table or a picture."""
         ...
 
     def file(self, path: pathlib.Path) -> None:
@@ -101,7 +101,7 @@ def markdown_code(text: str) -> str:
     return '\n'.join(f'    {line}' for line in text.splitlines())
 
 
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str | float]]) -> str:
+def markdown_table(table: Table) -> str:
     """A table in Markdown."""
-    lines = [columns, ['---'] * len(columns), *rows]
+    lines = [table.columns, ['---'] * len(table.columns), *table.rows]
     return '\n'.join(f'| {" | ".join(str(cell).replace("|", "&#124;") for cell in line)} |' for line in lines)

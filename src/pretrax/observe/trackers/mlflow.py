@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pretrax.observe.trackers.base import Line, flat, markdown_table, needs, remember
+from pretrax.observe.trackers.base import Line, Shown, Table, flat, markdown_table, needs, remember
 
 _AT_ONCE = 1000  # metrics that a server takes in one request
 _PARAMETERS_AT_ONCE = 100
@@ -79,14 +79,14 @@ class MLflow:
         for first in range(0, len(metrics), _AT_ONCE):
             self._client.log_batch(self._run_id, metrics=metrics[first : first + _AT_ONCE])
 
-    def text(self, step: int, key: str, text: str) -> None:
-        self._client.log_text(self._run_id, text, f'{key}/step-{step:09d}.txt')
-
-    def table(self, step: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[str | float]]) -> None:
-        self._client.log_text(self._run_id, markdown_table(columns, rows), f'{key}/step-{step:09d}.md')
-
-    def image(self, step: int, key: str, path: pathlib.Path) -> None:
-        self._client.log_artifact(self._run_id, str(path), f'{key}/step-{step:09d}')
+    def show(self, step: int, key: str, content: Shown) -> None:
+        place = f'{key}/step-{step:09d}'
+        if isinstance(content, pathlib.Path):
+            self._client.log_artifact(self._run_id, str(content), place)
+        elif isinstance(content, Table):
+            self._client.log_text(self._run_id, markdown_table(content), f'{place}.md')
+        else:
+            self._client.log_text(self._run_id, content, f'{place}.txt')
 
     def file(self, path: pathlib.Path) -> None:
         self._client.log_artifact(self._run_id, str(path))

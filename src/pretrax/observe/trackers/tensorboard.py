@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pretrax.observe.trackers.base import Line, markdown_code, markdown_table, needs
+from pretrax.observe.trackers.base import Line, Shown, Table, markdown_code, markdown_table, needs
 
 _TEXT = '/text_summary'  # what tensorboardX adds to the name of a text
 LARGEST = (
@@ -53,7 +53,7 @@ class TensorBoard:
         newest.pop('config', None)
         # Without earlier files here, there may be some of another machine, with the steps that are written again now.
         self.rewind(step if newest else -1)
-        self.text(0, 'config', json.dumps(self._config, indent=1, default=str))
+        self.show(0, 'config', json.dumps(self._config, indent=1, default=str))
         return {key: min(known, step) for key, known in newest.items()}
 
     def rewind(self, step: int) -> bool:
@@ -68,18 +68,16 @@ class TensorBoard:
             self._write(step, when, summary=types(value=values))
         self._writer.flush()
 
-    def text(self, step: int, key: str, text: str) -> None:
-        self._markdown(step, key, markdown_code(text))
-
-    def table(self, step: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[str | float]]) -> None:
-        self._markdown(step, key, markdown_table(columns, rows))
-
-    def image(self, step: int, key: str, path: pathlib.Path) -> None:
-        types = self._summary_types.Summary
-        content = path.read_bytes()
-        width, height = struct.unpack('>II', content[16:24])  # of the PNG's first chunk
-        image = types.Image(height=height, width=width, colorspace=4, encoded_image_string=content)
-        self._write(step, summary=types(value=[types.Value(tag=key, image=image)]))
+    def show(self, step: int, key: str, content: Shown) -> None:
+        if isinstance(content, pathlib.Path):
+            types, picture = self._summary_types.Summary, content.read_bytes()
+            width, height = struct.unpack('>II', picture[16:24])  # of the PNG's first chunk
+            image = types.Image(height=height, width=width, colorspace=4, encoded_image_string=picture)
+            summary = types(value=[types.Value(tag=key, image=image)])
+        else:
+            text = markdown_table(content) if isinstance(content, Table) else markdown_code(content)
+            summary = self._summary.text(key, text)
+        self._write(step, summary=summary)
         self._writer.flush()
 
     def file(self, path: pathlib.Path) -> None:
@@ -99,10 +97,6 @@ class TensorBoard:
         event = self._event_types.Event(wall_time=when or time.time(), step=step, **content)
         self._writer.write_event(event)
         self._size += event.ByteSize() + 16  # with its length and checksums
-
-    def _markdown(self, step: int, key: str, text: str) -> None:
-        self._write(step, summary=self._summary.text(key, text))
-        self._writer.flush()
 
     def _events(self) -> Iterator[Any]:
         """The complete events of the earlier files: TFRecord, that is length, checksum, event, checksum."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from pretrax.errors import Report, first_line
-from pretrax.observe.trackers.base import Line, Tracker
+from pretrax.observe.trackers.base import Line, Shown, Tracker
 
 WAITING = 10_000  # lines and calls that wait for a tracker; one more, and it is dropped
 BATCH = 500  # lines that are sent together
@@ -58,17 +58,15 @@ class TrackerThread:
         """Sends a line."""
         self._put(line)
 
-    def text(self, step: int, key: str, text: str) -> None:
-        """Sends a text."""
-        self._put(lambda: self._media(step, key, lambda: self._tracker.text(step, key, text)))
+    def show(self, step: int, key: str, content: Shown) -> None:
+        """Sends a text, a table or a picture, unless the tracker has this one already."""
 
-    def table(self, step: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[str | float]]) -> None:
-        """Sends a table."""
-        self._put(lambda: self._media(step, key, lambda: self._tracker.table(step, key, columns, rows)))
+        def show() -> None:
+            if step > self._newest.get(key, -1):
+                self._newest[key] = step
+                self._tracker.show(step, key, content)
 
-    def image(self, step: int, key: str, path: pathlib.Path) -> None:
-        """Sends a PNG file."""
-        self._put(lambda: self._media(step, key, lambda: self._tracker.image(step, key, path)))
+        self._put(show)
 
     def file(self, path: pathlib.Path) -> None:
         """Sends a file."""
@@ -161,11 +159,6 @@ class TrackerThread:
                 unsent.append(Line(step, fresh, when))
         if unsent:
             self._tracker.log(unsent)
-
-    def _media(self, step: int, key: str, send: _Call) -> None:
-        if step > self._newest.get(key, -1):
-            self._newest[key] = step
-            send()
 
     def _rewind(self, step: int) -> None:
         if self._tracker.rewind(step):

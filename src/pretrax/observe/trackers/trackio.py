@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pretrax.observe.trackers.base import Line, flat, markdown_code, needs, remember
+from pretrax.observe.trackers.base import Line, Shown, Table, flat, markdown_code, needs, remember
 
 
 class Trackio:
@@ -54,17 +54,17 @@ class Trackio:
     def log(self, lines: Sequence[Line]) -> None:
         self._write([(line.step, dict(line.numbers)) for line in lines], [line.time for line in lines])
 
-    def text(self, step: int, key: str, text: str) -> None:
-        self._write([(step, {key: self._trackio.Markdown(markdown_code(text))._to_dict()})])
-
-    def table(self, step: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[str | float]]) -> None:
-        table = self._trackio.Table(columns=list(columns), data=[list(row) for row in rows])
-        self._write([(step, {key: table._to_dict(self._project, self._run_name, step)})])
-
-    def image(self, step: int, key: str, path: pathlib.Path) -> None:
-        image = self._trackio.Image(str(path))
-        image._save(self._project, self._run_name, step)
-        self._write([(step, {key: image._to_dict()})])
+    def show(self, step: int, key: str, content: Shown) -> None:
+        if isinstance(content, pathlib.Path):
+            image = self._trackio.Image(str(content))
+            image._save(self._project, self._run_name, step)
+            value = image._to_dict()
+        elif isinstance(content, Table):
+            table = self._trackio.Table(columns=list(content.columns), data=[list(row) for row in content.rows])
+            value = table._to_dict(self._project, self._run_name, step)
+        else:
+            value = self._trackio.Markdown(markdown_code(content))._to_dict()
+        self._write([(step, {key: value})])
 
     def file(self, path: pathlib.Path) -> None:
         if path.suffix == '.html':

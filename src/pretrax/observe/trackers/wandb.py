@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pretrax.observe.trackers.base import Line, needs, remember
+from pretrax.observe.trackers.base import Line, Shown, Table, needs, remember
 
 # The file of a run is a log as LevelDB writes it, of protocol buffers: blocks of records that are split over blocks.
 _HEAD, _BLOCK, _RECORD_HEAD = 7, 1 << 15, 7
@@ -66,17 +66,16 @@ class WeightsAndBiases:
         for line in lines:
             self._log(line.step, dict(line.numbers))
 
-    def text(self, step: int, key: str, text: str) -> None:
-        if step > self._last:
-            self._log(step, {key: self._wandb.Html(f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>')})
-
-    def table(self, step: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[str | float]]) -> None:
-        if step > self._last:
-            self._log(step, {key: self._wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
-
-    def image(self, step: int, key: str, path: pathlib.Path) -> None:
-        if step > self._last:
-            self._log(step, {key: self._wandb.Image(str(path))})
+    def show(self, step: int, key: str, content: Shown) -> None:
+        if step <= self._last:
+            return
+        if isinstance(content, pathlib.Path):
+            value = self._wandb.Image(str(content))
+        elif isinstance(content, Table):
+            value = self._wandb.Table(columns=list(content.columns), data=[list(row) for row in content.rows])
+        else:
+            value = self._wandb.Html(f'<pre style="white-space: pre-wrap">{html.escape(content)}</pre>')
+        self._log(step, {key: value})
 
     def file(self, path: pathlib.Path) -> None:
         self._run.save(str(path), base_path=str(path.parent), policy='now')

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pydantic_core
 
-_NONFINITE = {'nan': float('nan'), 'inf': float('inf'), '-inf': float('-inf')}
+from pretrax.observe.metrics import is_metrics, restored
 
 
 class Column(NamedTuple):
@@ -66,8 +66,7 @@ def parse_columns(content: bytes) -> Columns:
     records, skipped = _records(content)
     lines_of_keys: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for number, record in enumerate(records):
-        if 'nonfinite' in record:
-            record = records[number] = _restored(record)
+        record = records[number] = restored(record)
         lines_of_keys[tuple(record)].append(number)
     parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for keys, numbers in sorted(lines_of_keys.items(), key=lambda item: item[1][0]):
@@ -103,21 +102,7 @@ def _parsed(line: bytes) -> Any:
 
 
 def _is_metrics(record: Any) -> bool:
-    return (
-        type(record) is dict
-        and type(record.get('step')) is int
-        and abs(record['step']) < 2**62
-        and ('nonfinite' not in record or _is_named(record['nonfinite']))
-    )
-
-
-def _is_named(nonfinite: Any) -> bool:
-    return type(nonfinite) is dict and all(type(v) is str and v in _NONFINITE for v in nonfinite.values())
-
-
-def _restored(record: dict[str, Any]) -> dict[str, Any]:
-    values = {key: value for key, value in record.items() if key != 'nonfinite'}
-    return values | {key: _NONFINITE[text] for key, text in record['nonfinite'].items() if key != 'step'}
+    return type(record) is dict and is_metrics(record) and abs(record['step']) < 2**62
 
 
 def _numbers(values: tuple[Any, ...]) -> tuple[np.ndarray, list[int] | None]:
