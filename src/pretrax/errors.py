@@ -1,8 +1,9 @@
 """How pretrax talks to its user: reported lines, errors that the user can fix, and exit codes."""
 
+import contextlib
 import errno
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 Report = Callable[[str], None]  # shows the user a line of text
@@ -40,6 +41,15 @@ class UserError(ValueError):
         if len(lines) > MOST_LINES:
             lines = [*lines[: MOST_LINES - 1], f'({len(lines) - MOST_LINES + 1} more lines)']
         return printable('\n'.join(lines))
+
+
+@contextlib.contextmanager
+def system_errors(problem: str) -> Iterator[None]:
+    """Makes an error of the system a UserError: the problem, such as 'FILE cannot be read', and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f'{problem}: {error.strerror}') from error
 
 
 class UnavailableError(UserError):

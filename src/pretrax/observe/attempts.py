@@ -1,4 +1,5 @@
-"""`attempts.jsonl` of a run: one event per line, from its launcher and from the processes that train it.
+"""`attempts.jsonl` of a run: one event per line, from its launcher and from the processes that train it; and the
+attempts to train that these describe.
 
     {"time": 1790000000.0, "event": "started", "attempt": 2, "processes": [71, 72], "lost": 1789999998.9}
     {"time": 1790000003.2, "event": "began", "step": 120}
@@ -12,15 +13,19 @@ with its first step, "stepped" after that step, and at its end "finished", "stop
 `time` is in seconds since 1970; `lost` is the time at which the previous attempt was lost.
 """
 
+import dataclasses
 import pathlib
 import time
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from pretrax.machine.line_files import append_record, read_lines
 from pretrax.storage import AnyPath
 from pretrax.storage.parts import open_joined
 
 FILE = 'attempts.jsonl'
+RUNNING, FINISHED, STOPPED, FAILED, LOST = 'running', 'finished', 'stopped', 'failed', 'lost'
+type State = Literal['running', 'finished', 'stopped', 'failed', 'lost']
 
 
 def note(directory: pathlib.Path, event: str, **what: Any) -> None:
@@ -39,5 +44,76 @@ def read_attempts(directory: AnyPath) -> list[dict[str, Any]]:
 
 def is_event(record: dict[str, Any]) -> bool:
     """Whether a JSON object is an event."""
-    when = record.get('time')
-    return (type(when) is int or type(when) is float) and abs(when) < 2**62 and isinstance(record.get('event'), str)
+    return is_time(record.get('time')) and isinstance(record.get('event'), str)
+
+
+def is_time(value: Any) -> bool:
+    """Whether a value of a file is a finite number of seconds."""
+    return type(value) in (int, float) and abs(value) < 2**62
+
+
+@dataclasses.dataclass
+class Attempt:
+    """One attempt. Times are in seconds since 1970; None: not known.
+
+    Attributes:
+        started: when a launcher started the processes.
+        began: when the training began to prepare its first step.
+        stepped: when its first step was done; the compilation lies between.
+        ended: when it ended.
+        first_step: the step that it continued from.
+        outcome: how it ended; 'running' if it has not ended, or if nothing says how.
+        why: the reason of a stop or a failure.
+        processes: number of processes that a launcher started; None: no launcher.
+    """
+
+    started: float | None = None
+    began: float | None = None
+    stepped: float | None = None
+    ended: float | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    outcome: State = RUNNING
+    why: str = ''
+    processes: int | None = None
+
+    @property
+    def start(self) -> float | None:
+        """When it was first heard of."""
+        return self.began if self.started is None else self.started
+
+
+def attempts_of(events: Iterable[Mapping[str, Any]]) -> list[Attempt]:
+    """The attempts that the lines of `attempts.jsonl` describe, oldest first.
+
+    An attempt that another one follows, and whose end nobody has written, was lost.
+    """
+    attempts: list[Attempt] = []
+    for event in events:
+        kind, when, step = event['event'], float(event['time']), event.get('step')
+        current = attempts[-1] if attempts else None
+        is_open = current is not None and current.outcome == RUNNING
+        if kind == 'started' or (kind == 'began' and (not is_open or current is None or current.began is not None)):
+            if is_open and current is not None:
+                current.outcome = LOST
+            attempts.append(current := Attempt())
+        if current is None:
+            continue
+        if kind == 'started':
+            processes = event.get('processes')
+            current.started, current.processes = when, len(processes) if isinstance(processes, list) else 0
+        elif kind == 'began':
+            current.began, current.first_step = when, _number(step)
+        elif kind == 'stepped':
+            current.stepped, current.last_step = when, _number(step)
+        elif kind in (FINISHED, STOPPED, FAILED):
+            current.ended, current.outcome, current.why = when, kind, str(event.get('why') or '')
+            current.last_step = _number(step) if step is not None else current.last_step
+        elif kind == 'ended' and current.outcome == RUNNING:  # what the training wrote about its end is more exact
+            code, current.ended, current.why = event.get('code'), when, str(event.get('why') or '')
+            current.outcome = FINISHED if code == 0 else FAILED if code in (1, 2, 78) else LOST
+    return attempts
+
+
+def _number(step: Any) -> int | None:
+    return step if type(step) is int else None

@@ -30,7 +30,7 @@ class Definition(NamedTuple):
 
 _LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 _SECTIONS = {
-    section: {key: Definition(one['name'], one.get('unit', ''), one['meaning']) for key, one in table.items()}
+    section: {key: Definition(one.get('name', key), one.get('unit', ''), one['meaning']) for key, one in table.items()}
     for section, table in yaml.load(Path(__file__).with_suffix('.yaml').read_text(encoding='utf-8'), _LOADER).items()
 }
 DEFINITIONS = _SECTIONS['metrics']
@@ -39,6 +39,7 @@ FIGURES = OF_RUNS | _SECTIONS['reports']
 COMPARISONS = _SECTIONS['comparisons']
 LAYER_DEFINITIONS = _SECTIONS['layers']
 PROGRAM_FIGURES = _SECTIONS['program']
+TRACE_COLUMNS, TRACE_PHASE_COLUMNS = _SECTIONS['trace'], _SECTIONS['trace_phases']
 
 
 def definition_of(key: str) -> Definition:

@@ -14,11 +14,10 @@ from typing import Any, Literal
 
 from pretrax.amounts import age
 from pretrax.errors import UserError, first_line
+from pretrax.observe.attempts import FAILED, FINISHED, LOST, RUNNING, STOPPED, State, attempts_of, read_attempts
 from pretrax.observe.attempts import FILE as ATTEMPTS
-from pretrax.observe.attempts import read_attempts
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.parts import PART, parts_of
-from pretrax.view.record.attempts import FAILED, FINISHED, LOST, RUNNING, STOPPED, State, attempts_of
 from pretrax.view.record.columns import parse_columns
 from pretrax.view.record.state import state_of
 

@@ -1,6 +1,5 @@
 """The results of a sweep as a table (Markdown, CSV, HTML, text) and as plots (SVG)."""
 
-import csv
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from markupsafe import Markup
 from pretrax.config.show import value_text
 from pretrax.view.charts.chart import Chart, Line, Panel
 from pretrax.view.charts.picture import chart_picture
-from pretrax.view.tables import markdown_table, text_table
+from pretrax.view.tables import csv_table, markdown_table, text_table
 from pretrax.view.template import template
 
 type Result = Mapping[str, Any]
@@ -37,8 +36,6 @@ def write_report(
     """Writes results.md, results.csv, results.html, and a plot of each number over each quantity that varies.
 
     Args:
-        directory: for the files.
-        name: name of the sweep.
         hardware: hardware and versions of the sweep.
         command: the command that writes these files.
         results: from `launch.bench`: `status`, `changes`, `why`, and the numbers of timed rows.
@@ -54,21 +51,13 @@ def write_report(
     markdown = [f'# {name}', '', f'`{command}`', '', facts, '', *markdown_table([head, *body]), '']
     markdown += [f'![{file}]({file})' for file in plots]
     (directory / 'results.md').write_text('\n'.join(markdown) + '\n')
-    page = template('sweep.html').render(
-        title=name, command=command, facts=facts, head=head, rows=body,
-        plots=[Markup(image[image.index(b'<svg') :].decode()) for image in plots.values()],
-    )  # fmt: skip
+    images = [Markup(image[image.index(b'<svg') :].decode()) for image in plots.values()]
+    page = template('sweep.html').render(title=name, command=command, facts=facts, head=head, rows=body, plots=images)
     (directory / 'results.html').write_text(page)
-    with (directory / 'results.csv').open('w', newline='') as file:
-        keys = _swept(results)
-        fields = list(
-            dict.fromkeys(key for result in results for key in result if key not in ('changes', 'key', *keys))
-        )
-        lines = csv.writer(file)
-        lines.writerow([*keys, *fields])
-        for result in results:
-            own = [value_text(result['changes'][key]) if key in result['changes'] else '' for key in keys]
-            lines.writerow([*own, *(result.get(key, '') for key in fields)])
+    keys = _swept(results)
+    fields = dict.fromkeys(key for result in results for key in result if key not in ('changes', 'key', *keys))
+    records = [[*_own(result, keys), *(result.get(key, '') for key in fields)] for result in results]
+    (directory / 'results.csv').write_text(csv_table([[*keys, *fields], *records], '\r\n'), newline='')
 
 
 def table_text(results: Sequence[Result]) -> list[str]:
@@ -82,11 +71,15 @@ def _table(results: Sequence[Result]) -> list[list[str]]:
     shown = {key: number for key, number in _NUMBERS.items() if key not in keys}
     rows = [[*keys, *(heading for heading, _ in shown.values()), 'status']]
     for result in results:
-        own = [value_text(result['changes'][key]) if key in result['changes'] else '' for key in keys]
         numbers = [show(result[key]) if result.get(key) is not None else '' for key, (_, show) in shown.items()]
         why = f': {result["why"]}' if result.get('why') else ''
-        rows.append([*own, *numbers, f'{result["status"]}{why}'])
+        rows.append([*_own(result, keys), *numbers, f'{result["status"]}{why}'])
     return rows
+
+
+def _own(result: Result, keys: Sequence[str]) -> list[str]:
+    """The values of the varied keys of a row."""
+    return [value_text(result['changes'][key]) if key in result['changes'] else '' for key in keys]
 
 
 def _plots(results: Sequence[Result]) -> Iterator[tuple[str, bytes]]:
@@ -100,32 +93,23 @@ def _plots(results: Sequence[Result]) -> Iterator[tuple[str, bytes]]:
             curves: dict[str, list[tuple[float, float]]] = {}
             for result in known:
                 curves.setdefault(_others(result, known, x), []).append((result[x], result[y] * _SCALE.get(y, 1)))
-            lines = [
-                Line(name, *_columns(sorted(points)), color=number)
-                for number, (name, points) in enumerate(curves.items())
-            ]
+            lines = []
+            for number, (name, points) in enumerate(curves.items()):
+                across, up = zip(*sorted(points), strict=True)
+                lines.append(Line(name, across, up, color=number))
             if lines:
                 panel = Panel(f'{y_label} by {x_label}', lines, is_fraction=y == 'mfu')
                 yield f'plot-{y}-by-{x}.svg', chart_picture(Chart([panel], x_label), '.svg')
 
 
-def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
-
-
 def _others(result: Result, all_of_them: Sequence[Result], x: str) -> str:
     """Label of the other varied keys: those that differ among results with the same x."""
-
-    def value(one: Result, key: str) -> str:
-        return json.dumps(one['changes'].get(key))
-
-    alike: dict[Any, list[Result]] = {}
-    for one in all_of_them:
-        alike.setdefault(one[x], []).append(one)
-    free = [
-        key for key in _swept(all_of_them) if any(len({value(o, key) for o in group}) > 1 for group in alike.values())
-    ]
-    return ' '.join(f'{key}={value_text(result["changes"].get(key))}' for key in free)
+    free = []
+    for key in _swept(all_of_them):
+        pairs = {(one[x], json.dumps(one['changes'].get(key))) for one in all_of_them}
+        if len(pairs) > len({across for across, _ in pairs}):
+            free.append(f'{key}={value_text(result["changes"].get(key))}')
+    return ' '.join(free)
 
 
 def _swept(results: Sequence[Result]) -> list[str]:

@@ -35,10 +35,10 @@ def markdown_text(text: str) -> str:
     return text.replace('&', '&amp;').replace('<', '&lt;').replace('\n', ' ')
 
 
-def csv_table(rows: Iterable[Sequence[Any]]) -> str:
-    """The rows as CSV, with LF at the end of each."""
+def csv_table(rows: Iterable[Iterable[Any]], end: str = '\n') -> str:
+    """The rows as CSV."""
     text = io.StringIO()
-    csv.writer(text, lineterminator='\n').writerows(rows)
+    csv.writer(text, lineterminator=end).writerows(rows)
     return text.getvalue()
 
 

@@ -1,9 +1,7 @@
 """The curves of runs, read from their `metrics.jsonl`, as a chart or as a table."""
 
-import csv
 import dataclasses
 import difflib
-import io
 import math
 import os
 import pathlib
@@ -13,12 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pretrax.errors import UserError, printable
+from pretrax.errors import UserError, printable, system_errors
 from pretrax.observe.metrics import keys, read_metrics
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.view.charts.chart import Chart, Line, Panel
 from pretrax.view.definitions import definition_of
 from pretrax.view.record.run_record import no_such_run
+from pretrax.view.tables import csv_table
 
 type XAxis = Literal['step', 'tokens', 'time']
 type Record = Mapping[str, Any]
@@ -38,7 +37,6 @@ class Curve:
     """The finite values of one key of one run.
 
     Attributes:
-        steps: steps of each value.
         x: the same as `steps`, or tokens, or seconds since the run's first line.
         nonfinite: number of the values that are left out.
     """
@@ -114,13 +112,11 @@ def chart(
     panels: dict[str, list[Curve]] = {}
     for one in curves:
         panels.setdefault(_axis_of(one.key), []).append(one)
-    scale, x_label = (1.0, x) if x != 'time' else _time_unit(max(one.x[-1] for one in curves))
-    return Chart(
-        [_panel(alike, runs, lambda one: _line(one, scale, half_life, log_x, log_y)) for alike in panels.values()],
-        x_label,
-        log_x,
-        log_y,
-    )
+    scale, x_label = 1.0, x
+    if x == 'time':
+        scale, x_label = (1 / 3600, 'hours') if max(one.x[-1] for one in curves) > 7200 else (1 / 60, 'minutes')
+    shown = [_panel(alike, runs, lambda one: _line(one, scale, half_life, log_x, log_y)) for alike in panels.values()]
+    return Chart(shown, x_label, log_x, log_y)
 
 
 def _panel(curves: Sequence[Curve], runs: Sequence[str], line: Callable[[Curve], Line]) -> Panel:
@@ -170,15 +166,8 @@ def table(curves: Sequence[Curve], x: XAxis, half_life: float = 0) -> str:
             row |= {f'{one.key} smoothed': average} if half_life else {}
     fields = ['run', 'step', *([{'time': 'seconds'}.get(x, x)] if x != 'step' else [])]
     fields += [name for key in found for name in (key, *([f'{key} smoothed'] if half_life else []))]
-    text = io.StringIO()
-    lines = csv.DictWriter(text, fields, lineterminator='\n')
-    lines.writeheader()
-    lines.writerows(row for _, row in sorted(rows.items(), key=lambda item: (order[item[0][0]], item[0][1])))
-    return text.getvalue()
-
-
-def _time_unit(seconds: float) -> tuple[float, str]:
-    return (1 / 3600, 'hours') if seconds > 7200 else (1 / 60, 'minutes')
+    ordered = sorted(rows.items(), key=lambda item: (order[item[0][0]], item[0][1]))
+    return csv_table([fields, *([row.get(field, '') for field in fields] for _, row in ordered)])
 
 
 def _places(run: RunMetrics, x: XAxis) -> list[float]:
@@ -192,10 +181,8 @@ def _places(run: RunMetrics, x: XAxis) -> list[float]:
     start = places[0] if x == 'time' else 0
     nearest = np.interp([record['step'] for record in run.records], steps, places)
     own = [record.get(x) for record in run.records]
-    return [
-        float(place if isinstance(place, int | float) else near) - start
-        for place, near in zip(own, nearest, strict=True)
-    ]
+    pairs = zip(own, nearest, strict=True)
+    return [float(place if isinstance(place, int | float) else near) - start for place, near in pairs]
 
 
 def _name(path: AnyPath) -> str:
@@ -208,14 +195,12 @@ def _load(path: AnyPath, name: str) -> RunMetrics:
     is_run = path.suffix != '.jsonl' if isinstance(path, BucketPath) else path.is_dir()
     file = path / 'metrics.jsonl' if is_run else path
     warnings: list[str] = []
-    try:
+    with system_errors(f'{file} cannot be read'):
         if not file.exists():
             raise UserError(no_such_run(path))
         if isinstance(file, pathlib.Path) and (file.is_char_device() or file.is_block_device()):
             raise UserError(f'{file} is a device; expected a run directory or a metrics file')
         records = read_metrics(file, warnings.append)
-    except OSError as error:
-        raise UserError(f'{file} cannot be read: {error.strerror}') from error
     more = [f'WARNING: {file}, and {len(warnings) - 3} more lines'] if len(warnings) > 3 else []
     for warning in [*warnings[:3], *more]:
         print(printable(warning), file=sys.stderr)

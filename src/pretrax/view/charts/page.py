@@ -39,13 +39,16 @@ def chart_figure(chart: Chart) -> dict[str, Any]:
             'type': 'log' if chart.log_y else 'linear',
             'tickformat': '.3~%' if panel.is_fraction else '',
         }
-        layout['annotations'].append(
-            {'text': f'<b>{shown(title)}</b>', 'x': 0, 'xref': 'paper', 'xanchor': 'left',
-             'y': top, 'yref': 'paper', 'yanchor': 'bottom', 'showarrow': False}
-        )  # fmt: skip
+        layout['annotations'].append(heading(title, top))
         for line in panel.lines:
             data += _traces(line, f'y{suffix}', id(line) in in_legend)
     return {'data': data, 'layout': layout}
+
+
+def heading(text: str, y: float) -> dict[str, Any]:
+    """An annotation of a figure for Plotly at its left edge; `y` as a fraction of its height."""
+    place = {'x': 0, 'xref': 'paper', 'xanchor': 'left', 'y': y, 'yref': 'paper', 'yanchor': 'bottom'}
+    return {'text': f'<b>{shown(text)}</b>', **place, 'showarrow': False}
 
 
 def chart_page(chart: Chart, title: str) -> str:

@@ -34,31 +34,26 @@ _LONGEST = 90  # characters of a name
 
 def chart_picture(chart: Chart, suffix: str) -> bytes:
     """The content of a .png, .svg or .pdf file."""
-    import matplotlib
-    from matplotlib.figure import Figure
+    labels = [_shown(line.label) for line in chart.legend()]
+    columns = max(1, min(len(labels), 110 // (max(map(len, labels)) + 8)))
+    height = 4.6 if len(chart.panels) == 1 else 2.8 * len(chart.panels)
 
-    with matplotlib.rc_context(_SETTINGS):
-        labels = [_shown(line.label) for line in chart.legend()]
-        columns = max(1, min(len(labels), 110 // (max(map(len, labels)) + 8)))
-        height = 4.6 if len(chart.panels) == 1 else 2.8 * len(chart.panels)
-        figure = Figure(figsize=(_WIDTH, height + 0.2 * len(labels) / columns), layout='constrained')
+    def draw(figure: 'Figure') -> None:
         rows = figure.subplots(len(chart.panels), sharex=True, squeeze=False)
         for number, ((axes,), panel, title) in enumerate(zip(rows, chart.panels, chart.titles(), strict=True)):
             axes.set_title(_shown(title), loc='left', fontsize=10, fontweight='bold')
             _draw_panel(axes, panel, chart, number)
         rows[-1][0].set_xlabel(_shown(chart.x_label))
         _legend(figure, chart, columns)
-        return _content(figure, suffix)
+
+    return figure_bytes(draw, suffix, height + 0.2 * len(labels) / columns)
 
 
 def bars_picture(series: Mapping[str, tuple[Sequence[str], Sequence[int]]], title: str, foot: str) -> bytes:
     """An .svg with the bars of each series of (labels, values), one series below another."""
-    import matplotlib
-    from matplotlib.figure import Figure
+    heights = [len(labels) + 1 for labels, _ in series.values()]
 
-    with matplotlib.rc_context(_SETTINGS | {'axes.grid': False}):
-        heights = [len(labels) + 1 for labels, _ in series.values()]
-        figure = Figure(figsize=(_WIDTH, 0.8 + 0.25 * sum(heights)), layout='constrained')
+    def draw(figure: 'Figure') -> None:
         figure.suptitle(_shown(title), fontsize=11)
         rows = figure.subplots(len(series), squeeze=False, height_ratios=heights)
         for number, ((axes,), (name, (labels, values))) in enumerate(zip(rows, series.items(), strict=True)):
@@ -66,11 +61,13 @@ def bars_picture(series: Mapping[str, tuple[Sequence[str], Sequence[int]]], titl
             axes.bar_label(bars, [f'{value:,}' for value in values], padding=3)
             axes.set_yticks(range(len(labels)), [_shown(label) for label in labels])
             axes.invert_yaxis()
+            axes.grid(visible=False)
             axes.set_title(_shown(name), loc='left', fontsize=10)
             axes.set_xlim(0, 1.12 * max(*values, 1))
             axes.xaxis.set_major_formatter(lambda value, _: f'{value:,.0f}')
         rows[-1][0].set_xlabel(_shown(foot))
-        return _content(figure, '.svg')
+
+    return figure_bytes(draw, '.svg', 0.8 + 0.25 * sum(heights))
 
 
 def figure_bytes(draw: Callable[['Figure'], None], suffix: str, height: float) -> bytes:
@@ -78,10 +75,14 @@ def figure_bytes(draw: Callable[['Figure'], None], suffix: str, height: float) -
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_SETTINGS):
+    content = io.BytesIO()
+    date = {'.svg': {'Date': None}, '.pdf': {'CreationDate': None}}.get(suffix, {})
+    with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
         figure = Figure(figsize=(_WIDTH, height), layout='constrained')
         draw(figure)
-        return _content(figure, suffix)
+        warnings.filterwarnings('ignore', 'Glyph .* missing from font')
+        figure.savefig(content, format=suffix[1:], dpi=150, metadata=date)
+    return content.getvalue()
 
 
 def _draw_panel(axes: 'Axes', panel: Panel, chart: Chart, number: int) -> None:
@@ -98,10 +99,8 @@ def _draw_panel(axes: 'Axes', panel: Panel, chart: Chart, number: int) -> None:
         axes.set_xscale('log')
     if chart.log_y:
         axes.set_yscale('log')
-    for line_axis, is_log, is_fraction in (
-        (axes.xaxis, chart.log_x, False),
-        (axes.yaxis, chart.log_y, panel.is_fraction),
-    ):
+    scales = (axes.xaxis, chart.log_x, False), (axes.yaxis, chart.log_y, panel.is_fraction)
+    for line_axis, is_log, is_fraction in scales:
         if is_log:
             line_axis.set_major_locator(FixedLocator(log_ticks(*line_axis.get_data_interval())))
             line_axis.set_minor_formatter(NullFormatter())
@@ -124,12 +123,3 @@ def _shown(text: str) -> str:
     text = printable(text).replace('\n', ' ')
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f'{text[:half]} ... {text[-half:]}'
-
-
-def _content(figure: 'Figure', suffix: str) -> bytes:
-    content = io.BytesIO()
-    date = {'.svg': {'Date': None}, '.pdf': {'CreationDate': None}}.get(suffix, {})
-    with warnings.catch_warnings():
-        warnings.filterwarnings('ignore', 'Glyph .* missing from font')
-        figure.savefig(content, format=suffix[1:], dpi=150, metadata=date)
-    return content.getvalue()

@@ -22,7 +22,6 @@ class Arm:
     Attributes:
         letter: 'A' for the baseline.
         name: what the names of its runs have in common.
-        runs: in the order given.
     """
 
     letter: str
@@ -57,11 +56,13 @@ def arms_of(runs: Sequence[RunRecord], separate: bool = False) -> list[Arm]:
     for run in runs:
         identity = str(run.path) if separate or not run.settings else _identity(run)
         groups.setdefault(identity, []).append(run)
-    names = _different([_common_name([run.name for run in group]) for group in groups.values()], groups.values())
-    return [
-        Arm(_letter(number), name, group)
-        for number, (name, group) in enumerate(zip(names, groups.values(), strict=True))
+    common = [_common_name([run.name for run in group]) for group in groups.values()]
+    names = [
+        name if common.count(name) == 1 else str(group[0].path)
+        for name, group in zip(common, groups.values(), strict=True)
     ]
+    letters = [chr(ord('A') + number) if number < 26 else f'A{number}' for number in range(len(groups))]
+    return [Arm(*one) for one in zip(letters, names, groups.values(), strict=True)]
 
 
 def same_batches(a: RunRecord, b: RunRecord) -> bool:
@@ -76,11 +77,11 @@ def same_batches(a: RunRecord, b: RunRecord) -> bool:
 def differences(arms: Sequence[Arm]) -> list[Difference]:
     """The facts that are not the same in all arms."""
     sections: dict[str, Callable[[RunRecord], Mapping[str, str]]] = {
-        'configuration': _configuration,
+        'configuration': lambda run: {one.key: one.text for one in run.settings if one.key not in ('name', 'run_dir')},
         'code': _code,
         'data': lambda run: _topics(run, _DATA),
         'hardware': _hardware,
-        'mesh': _mesh,
+        'mesh': lambda run: {k: str(n) for k, n in _dict(run, 'mesh').items()} or _topics(run, ('mesh',)),
     }
     found = []
     for section, facts_of in sections.items():
@@ -109,10 +110,6 @@ def _counts(key: str) -> bool:
         return True
 
 
-def _configuration(run: RunRecord) -> dict[str, str]:
-    return {setting.key: setting.text for setting in run.settings if setting.key not in ('name', 'run_dir')}
-
-
 def _code(run: RunRecord) -> dict[str, str]:
     found = {f'version of {name}': str(version) for name, version in _dict(run, 'versions').items()}
     git = _dict(run, 'git')
@@ -121,10 +118,6 @@ def _code(run: RunRecord) -> dict[str, str]:
 
 def _hardware(run: RunRecord) -> dict[str, str]:
     return {key: str(run.environment[key]) for key in _HARDWARE if key in run.environment} or _topics(run, ('devices',))
-
-
-def _mesh(run: RunRecord) -> dict[str, str]:
-    return {axis: str(size) for axis, size in _dict(run, 'mesh').items()} or _topics(run, ('mesh',))
 
 
 def _topics(run: RunRecord, topics: Iterable[str]) -> dict[str, str]:
@@ -150,14 +143,3 @@ def _common_name(names: Sequence[str]) -> str:
     pairs = zip(min(names), max(names), strict=False)  # what these begin with, all of them begin with
     shared = ''.join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     return shared.rstrip('-_. ').removesuffix('seed').rstrip('-_. ') or f'{names[0]} ...'
-
-
-def _different(names: Sequence[str], groups: Iterable[Sequence[RunRecord]]) -> list[str]:
-    """Names that are not all the same: with paths if needed."""
-    return [
-        name if list(names).count(name) == 1 else str(group[0].path) for name, group in zip(names, groups, strict=True)
-    ]
-
-
-def _letter(number: int) -> str:
-    return chr(ord('A') + number) if number < 26 else f'A{number}'

@@ -16,8 +16,6 @@ type Verdict = Literal['better', 'worse', 'no difference shown', 'not decided', 
 
 LEAST = 10  # points of a window
 LARGEST = 1e30  # a loss beyond it counts as infinite, since the squares of differences would overflow
-_KEYS = ('val_loss', 'loss')
-_KEYS_OF_TOKENIZERS = ('val_bits_per_byte', 'bits_per_byte')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +59,7 @@ class Earlier:
         end: x at which the other arm ends.
         at: x at which the final loss of the other arm is reached.
         low, high: the same at both ends of the interval of the loss; None: not known. `high` is infinite if the arm
-        never
-            gets so low.
+            never gets so low.
     """
 
     by: str
@@ -85,11 +82,9 @@ class Comparison:
         end: x at which the losses are compared.
         a, b: the final losses, one per seed; in the same order if `method` is paired.
         difference: mean of B - mean of A.
-        interval: interval of the difference between configurations; None if the noise between seeds is not known.
-        method: method of the interval.
+        interval: of the difference between configurations; None if the noise between seeds is not known.
         within: interval of the mean difference of the training losses of these two runs; it says nothing of other
             seeds.
-        verdict: verdict of B.
         why: one sentence.
         notes: what to keep in mind.
     """
@@ -128,11 +123,7 @@ class Result:
 
 
 def compare(runs: Sequence[RunRecord], options: Options | None = None) -> Result:
-    """Compares runs.
-
-    Raises:
-        UserError: there is one arm, or a run lacks the key.
-    """
+    """Compares runs. Raises UserError if there is one arm, or a run lacks the key."""
     options = options or Options()
     arms = arms_of(runs, options.separate)
     if len(arms) < 2:
@@ -186,10 +177,8 @@ def _one_arm(runs: Sequence[RunRecord], arm: Arm) -> str:
 def _key_for(runs: Sequence[RunRecord], found: Sequence[Difference]) -> str:
     """The validation loss if all runs have it; per byte of text if their tokens differ."""
     tokenized = any(one.key.startswith(('data.vocab_size', 'data.tokenizer')) for one in found)
-    for key in (*(_KEYS_OF_TOKENIZERS if tokenized else ()), *_KEYS):
-        if all(key in run.metrics for run in runs):
-            return key
-    return 'loss'
+    keys = ('val_bits_per_byte', 'bits_per_byte', 'val_loss') if tokenized else ('val_loss',)
+    return next((key for key in keys if all(key in run.metrics for run in runs)), 'loss')
 
 
 def _compared(a: Arm, b: Arm, key: str, x_name: str, confidence: float, options: Options) -> Comparison:
@@ -240,14 +229,10 @@ def _notes(a: Arm, b: Arm, curves: dict[int, Curve], key: str, x_name: str) -> l
     repeats = [arm.label for arm in (a, b) if len(arm.seeds) < len(arm.runs)]
     if repeats:
         notes.append(f'runs of the same seed in {" and ".join(repeats)} count as one, with their mean')
-    if is_sparse(key) and not all(_same_data(a.runs[0], run) for run in runs):
+    texts = [[text for topic, text in run.startup if topic in ('text', 'documents')] for run in runs]
+    if is_sparse(key) and any(text != texts[0] for text in texts):
         notes.append(f'the data differ, so {key} may be of different text')
     return notes
-
-
-def _same_data(a: RunRecord, b: RunRecord) -> bool:
-    texts = [[text for topic, text in run.startup if topic in ('text', 'documents')] for run in (a, b)]
-    return texts[0] == texts[1]
 
 
 def _width(curves: Sequence[Curve], end: float, window: float) -> float:
@@ -298,11 +283,8 @@ def _within(a: Arm, b: Arm, x_name: str, options: Options, confidence: float) ->
     """The confidence interval of the mean difference of the training losses at the same x
     in the last part of two runs.
     """
-    one, other = a.runs[0], b.runs[0]
-    if 'loss' not in one.metrics or 'loss' not in other.metrics:
-        return None
-    curves = [curve_of(run, 'loss', x_name) for run in (one, other)]
-    if not all(len(curve.x) for curve in curves):
+    curves = [curve_of(run, 'loss', x_name) for run in (a.runs[0], b.runs[0]) if 'loss' in run.metrics]
+    if len(curves) < 2 or not all(len(curve.x) for curve in curves):
         return None
     end = min(float(curve.x[-1]) for curve in curves)
     start = end - _width(curves, end, options.window)

@@ -16,8 +16,6 @@ class Interval(NamedTuple):
     """A confidence interval of the difference B - A.
 
     Attributes:
-        estimate: estimate of the difference.
-        low, high: the ends of the interval.
         degrees: degrees of freedom of Student's t; infinite for a normal distribution.
     """
 

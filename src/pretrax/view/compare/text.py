@@ -76,11 +76,11 @@ def as_json(result: Result) -> str:
         {'arm': arm.letter, 'name': arm.name, 'runs': [str(run.path) for run in arm.runs], 'seeds': list(arm.seeds)}
         for arm in result.arms
     ]
+    letters = [arm.letter for arm in result.arms]
     differences = [
-        {'section': one.section, 'key': one.key, 'values': dict(zip([arm.letter for arm in result.arms], one.values,
-        strict=True))}
+        {'section': one.section, 'key': one.key, 'values': dict(zip(letters, one.values, strict=True))}
         for one in result.differences
-    ]  # fmt: skip
+    ]
     comparisons = [
         _record(one, result) | {'finals_a': one.a, 'finals_b': one.b, 'notes': one.notes} for one in result.comparisons
     ]
@@ -104,8 +104,11 @@ def verdict_text(one: Comparison, result: Result) -> list[str]:
     if one.verdict == 'equal':
         return [f'{head}: {one.why}, up to {end}.', *(f'Note: {note}.' for note in one.notes)]
     direction = 'lower' if one.difference < 0 else 'higher'
-    found = [f'{head}: {key} after {end} is {_size(one.difference)} {direction} ({one.arm.letter} - '
-    f'{result.arms[0].letter} = {signed(one.difference)}).']  # fmt: skip
+    letters = f'{one.arm.letter} - {result.arms[0].letter}'
+    found = [
+        f'{head}: {key} after {end} is {signed(abs(one.difference))[1:]} {direction} '
+        f'({letters} = {signed(one.difference)}).'
+    ]
     if one.interval is not None:
         found.append(f'{_percent(result.confidence)} interval of the difference: {_span(one.interval)}; {one.why}.')
         if len(result.arms) > 2:
@@ -126,28 +129,16 @@ def verdict_text(one: Comparison, result: Result) -> list[str]:
 def arm_rows(result: Result) -> list[list[str]]:
     """Headings and a row for each arm."""
     finals = {result.arms[0].letter: result.comparisons[0].a} | {one.arm.letter: one.b for one in result.comparisons}
-    rows = [
-        [
-            'arm',
-            'seeds',
-            f'final {result.key}',
-            'sd between seeds',
-            'best val_loss',
-            'last loss',
-            'tokens/s',
-            'MFU',
-            'end',
-        ]
-    ]
+    head = ['arm', 'seeds', f'final {result.key}', 'sd between seeds', 'best val_loss', 'last loss', 'tokens/s', 'MFU']
+    rows = [[*head, 'end']]
     for arm in result.arms:
         values = [value for value in finals[arm.letter] if math.isfinite(value)]
         ends = [float(curve.x[-1]) for run in arm.runs if len((curve := curve_of(run, result.key, result.x_name)).x)]
+        are_known = all(isinstance(seed, int) for seed in arm.seeds)
         rows.append(
             [
                 arm.label,
-                ', '.join(map(str, arm.seeds))
-                if all(isinstance(seed, int) for seed in arm.seeds)
-                else str(len(arm.seeds)),
+                ', '.join(map(str, arm.seeds)) if are_known else str(len(arm.seeds)),
                 f'{np.mean(values):.4f}' if values else '',
                 f'{np.std(values, ddof=1):.4f}' if len(values) > 1 else '',
                 _mean_of(arm, 'val_loss', np.nanmin, '.4f'),
@@ -175,10 +166,6 @@ def _amount(value: float) -> str:
 def signed(value: float) -> str:
     """A difference of losses."""
     return f'{value:+.4f}' if abs(value) >= 0.001 or not value else f'{value:+.2g}'
-
-
-def _size(value: float) -> str:
-    return signed(abs(value))[1:]
 
 
 def _span(interval: Interval) -> str:
@@ -212,27 +199,34 @@ def _mean_of(arm: Arm, key: str, statistic: Any, form: str) -> str:
 
 def _record(one: Comparison, result: Result) -> dict[str, Any]:
     """The numbers of a comparison; None: not known."""
-    interval, earlier = one.interval, one.earlier
-    return {
-        'baseline': result.arms[0].name, 'arm': one.arm.name, 'key': result.key, 'x': result.x_name,
-        'end': _finite(one.end),
-        'runs_baseline': len(result.arms[0].runs), 'runs_arm': len(one.arm.runs),
-        'baseline_final': _mean(one.a), 'arm_final': _mean(one.b), 'difference': _finite(one.difference),
-        'low': interval and interval.low, 'high': interval and interval.high, 'confidence': result.confidence,
-        'method': one.method or None, 'verdict': one.verdict, 'why': one.why,
-        'within_runs': one.within and one.within.estimate, 'within_runs_low': one.within and one.within.low,
-        'within_runs_high': one.within and one.within.high,
-        'earlier': earlier and earlier.by, 'earlier_at': earlier and earlier.at, 'earlier_end': earlier and earlier.end,
+    interval, within, earlier = one.interval, one.within, one.earlier
+    found = {
+        'baseline': result.arms[0].name,
+        'arm': one.arm.name,
+        'key': result.key,
+        'x': result.x_name,
+        'end': one.end,
+        'runs_baseline': len(result.arms[0].runs),
+        'runs_arm': len(one.arm.runs),
+        'baseline_final': float(np.mean(one.a or math.nan)),
+        'arm_final': float(np.mean(one.b or math.nan)),
+        'difference': one.difference,
+        'low': interval and interval.low,
+        'high': interval and interval.high,
+        'confidence': result.confidence,
+        'method': one.method or None,
+        'verdict': one.verdict,
+        'why': one.why,
+        'within_runs': within and within.estimate,
+        'within_runs_low': within and within.low,
+        'within_runs_high': within and within.high,
+        'earlier': earlier and earlier.by,
+        'earlier_at': earlier and earlier.at,
+        'earlier_end': earlier and earlier.end,
         'saved': earlier and earlier.saved,
-    }  # fmt: skip
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if len(values) else None
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    }
+    unknown = {key for key, value in found.items() if isinstance(value, float) and not math.isfinite(value)}
+    return {key: None if key in unknown else value for key, value in found.items()}
 
 
 def _short(text: str) -> str:

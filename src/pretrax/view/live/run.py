@@ -19,18 +19,17 @@ import numpy as np
 
 from pretrax.machine.line_files import read_lines
 from pretrax.observe.attempts import FILE as ATTEMPTS
-from pretrax.observe.attempts import is_event
+from pretrax.observe.attempts import Attempt, attempts_of, is_event
 from pretrax.observe.samples import FILE as SAMPLES_FILE
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.view.live.curves import MOST_KEYS, TIME, Curves
 from pretrax.view.live.follow import open_tail
-from pretrax.view.record.attempts import Attempt, attempts_of
 from pretrax.view.record.columns import Columns, parse_columns
 from pretrax.view.record.run_record import is_sample
 from pretrax.view.record.settings import parse_settings, value_of
 from pretrax.view.record.state import state_of
 
-WAITING, REMOVED = 'waiting', 'removed'  # besides the states of view/record/attempts.py
+WAITING, REMOVED = 'waiting', 'removed'  # besides the states of observe/attempts.py
 SAMPLES, ATTEMPTS_SHOWN, MOST_EVENTS = 50, 50, 10_000  # the newest ones
 STALLED = 10  # times the usual time between two lines
 LEAST_SILENCE = 60.0  # seconds without a line before a run is stalled
@@ -54,7 +53,7 @@ class WatchedRun:
 
     Attributes:
         id: unique among the watched runs.
-        state: 'waiting' (nothing was written), 'removed', or one of `view.attempts.State`.
+        state: 'waiting' (nothing was written), 'removed', or one of `observe.attempts.State`.
         more: whether there is more to read now.
         heard: when the newest line was written, or else read, in seconds since 1970.
     """

@@ -15,15 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pretrax.errors import UserError
+from pretrax.errors import UserError, system_errors
 from pretrax.machine.json_file import parse_json
 from pretrax.machine.line_files import read_lines
-from pretrax.observe.attempts import read_attempts
+from pretrax.observe.attempts import Attempt, attempts_of, is_time, read_attempts
 from pretrax.observe.metrics import EVALUATIONS
 from pretrax.observe.samples import FILE as SAMPLES
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.parts import open_joined
-from pretrax.view.record.attempts import Attempt, attempts_of
 from pretrax.view.record.checkpoints import SavedCheckpoint, saved_checkpoints
 from pretrax.view.record.columns import Column, Columns, parse_columns
 from pretrax.view.record.settings import Setting, parse_settings, value_of
@@ -76,9 +75,9 @@ class RunRecord:
     state: RunState
     warnings: list[str]
 
-    def setting(self, key: str, default: Any = None) -> Any:
+    def setting(self, key: str) -> Any:
         """The value of a dotted key of the configuration."""
-        return value_of(self.settings, key, default)
+        return value_of(self.settings, key)
 
     @property
     def last_step(self) -> int:
@@ -114,10 +113,8 @@ class RunRecord:
         if not all(per_step) or not per_step:
             return None
         firsts = [size.step for size in self.sizes]
-        of_each = [
-            np.clip(steps, first, stop) - first for first, stop in zip(firsts, [*firsts[1:], np.inf], strict=True)
-        ]
-        return np.sum([n * each for n, each in zip(of_each, per_step, strict=True)], axis=0)
+        parts = zip(firsts, [*firsts[1:], np.inf], per_step, strict=True)
+        return np.sum([(np.clip(steps, first, stop) - first) * amount for first, stop, amount in parts], axis=0)
 
     @property
     def flops_per_token(self) -> float | None:
@@ -175,7 +172,7 @@ def read_run(run: str | AnyPath, files: pathlib.Path | None = None) -> RunRecord
     if isinstance(path, pathlib.Path) and path.is_file():
         raise UserError(no_such_run(path))
     warnings: list[str] = []
-    try:
+    with system_errors(f'{path} cannot be read'):
         content = _bytes(source / 'metrics.jsonl')
         config = _bytes(source / 'config.yaml')
         startup = _bytes(source / 'startup.txt')
@@ -193,7 +190,7 @@ def read_run(run: str | AnyPath, files: pathlib.Path | None = None) -> RunRecord
         name, steps = value_of(settings, 'name'), value_of(settings, 'steps')
         attempts = attempts_of(events)
         return RunRecord(
-            name=str(name or _name(path)),
+            name=str(name or (path.name if isinstance(path, BucketPath) else path.absolute().resolve().name)),
             path=path,
             metrics=metrics,
             settings=settings,
@@ -208,8 +205,6 @@ def read_run(run: str | AnyPath, files: pathlib.Path | None = None) -> RunRecord
             state=state_of(path, attempts, metrics, steps if type(steps) is int else None),
             warnings=warnings,
         )
-    except OSError as error:
-        raise UserError(f'{path} cannot be read: {error.strerror}') from error
 
 
 def run_directory(run: str | AnyPath) -> AnyPath:
@@ -234,10 +229,6 @@ def no_such_run(path: AnyPath) -> str:
     return head + (f'\nruns: {", ".join(runs[:8])}' if runs else '; a run is a directory like runs/NAME')
 
 
-def _name(path: AnyPath) -> str:
-    return path.name if isinstance(path, BucketPath) else path.absolute().resolve().name
-
-
 def _bytes(path: AnyPath) -> bytes | None:
     """The content of a file, or of its parts in a bucket; None if it does not exist."""
     try:
@@ -260,8 +251,7 @@ def read_records(path: AnyPath, is_record: Callable[[dict[str, Any]], bool]) -> 
 
 
 def _is_pause(record: dict[str, Any]) -> bool:
-    numbers = (record.get('seconds'), record.get('time'))
-    are_finite = all((type(number) is int or type(number) is float) and abs(number) < 2**62 for number in numbers)
+    are_finite = is_time(record.get('seconds')) and is_time(record.get('time'))
     return are_finite and type(record.get('step')) is int and isinstance(record.get('work'), str)
 
 

@@ -11,7 +11,7 @@ import json
 import pathlib
 from typing import Any
 
-from pretrax.errors import UserError, printable
+from pretrax.errors import system_errors
 from pretrax.storage import AnyPath
 from pretrax.storage.whole_file import write_whole
 from pretrax.view.charts.page import in_script, plotly_script
@@ -27,15 +27,11 @@ FILE = 'report.html'
 
 
 def write_report(run: str | AnyPath, out: AnyPath | None = None, files: pathlib.Path | None = None) -> AnyPath:
-    """Writes the report of a run.
+    """Writes the report of a run, and returns its file.
 
     Args:
-        run: the run directory.
         out: the HTML file; None: `report.html` in the run directory.
         files: a directory with newer copies of the files of a run in a bucket.
-
-    Returns:
-        The file.
 
     Raises:
         UserError: there is no run, it has nothing to show, or the report cannot be written.
@@ -43,21 +39,14 @@ def write_report(run: str | AnyPath, out: AnyPath | None = None, files: pathlib.
     record = read_run(run, files)
     out = record.path / FILE if out is None else out
     text = render(record, files or record.path)
-    try:
+    with system_errors(f'cannot write {out}'):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, text.encode())
-    except OSError as error:
-        raise UserError(f'cannot write {out}: {error.strerror}') from error
     return out
 
 
 def render(record: RunRecord, directory: AnyPath) -> str:
-    """The report as HTML.
-
-    Args:
-        record: the run.
-        directory: where its layer statistics are.
-    """
+    """The report as HTML. `directory`: where the layer statistics of the run are."""
     arrays, charts = Arrays(), charts_of(record)
     curves = curves_data(record, charts, arrays)
     layers = layers_data(directory, arrays)
@@ -70,7 +59,6 @@ def render(record: RunRecord, directory: AnyPath) -> str:
         'mesh': facts.mesh_data(record),
         'numbers': arrays.page(),
     }
-    startup = [(printable(topic), printable(text)) for topic, text in record.startup]
     return template('report/page.html').render(
         plotly=_plotly(),
         record=record,
@@ -87,7 +75,7 @@ def render(record: RunRecord, directory: AnyPath) -> str:
         memory=data['memory'],
         time=data['time'],
         mesh=data['mesh'],
-        startup=startup,
+        startup=record.startup,
         warnings=record.warnings,
         created=facts.moment(max([event['time'] for event in record.events], default=None)),
         figure=FIGURES,

@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 from pretrax.view.definitions import definition_of
-from pretrax.view.record.attempts import Attempt
 from pretrax.view.record.run_record import RunRecord
 from pretrax.view.report.encoding import Arrays
 
@@ -22,7 +21,6 @@ _GROUPS = (
     ('Load of experts', ('expert_load_max', 'expert_load_min')),
     ('Routing', ('expert_load_entropy', 'dropped_fraction')),
 )  # a key that ends in / stands for all keys with this beginning
-_LEFT_OUT = ('tokens',)  # an axis
 _SELDOM = ('targets', 'skipped_steps', 'skipped_in_a_row', 'steps_without_targets')  # at the end
 
 
@@ -37,7 +35,7 @@ class ChartSpec(NamedTuple):
 
 def charts_of(record: RunRecord) -> list[ChartSpec]:
     """The charts of a run, those that people look at most first."""
-    rest = [key for key in record.metrics if key not in _LEFT_OUT]
+    rest = [key for key in record.metrics if key != 'tokens']  # an axis
     groups: list[tuple[str, list[str]]] = []
     for title, wanted in _GROUPS:
         keys = [key for one in wanted for key in rest if key == one or (one[-1] == '/' and key.startswith(one))]
@@ -47,7 +45,9 @@ def charts_of(record: RunRecord) -> list[ChartSpec]:
     rest.sort(key=lambda key: key in _SELDOM)
     groups += [(definition_of(key).name, [key]) for key in rest]
     return [
-        ChartSpec(f'chart-{number}', title[:1].upper() + title[1:], keys, _is_fraction(keys))
+        ChartSpec(
+            f'chart-{number}', title[:1].upper() + title[1:], keys, all(definition_of(key).is_fraction for key in keys)
+        )
         for number, (title, keys) in enumerate(groups)
     ]
 
@@ -65,16 +65,9 @@ def curves_data(record: RunRecord, charts: list[ChartSpec], arrays: Arrays) -> d
         'steps': arrays.add(metrics.steps),
         'times': arrays.add(metrics.times) if has_times else None,
         'sizes': record.sizes,
-        'charts': [
-            {'id': chart.id, 'title': chart.title, 'keys': chart.keys, 'isFraction': chart.is_fraction}
-            for chart in charts
-        ],
+        'charts': [chart._asdict() for chart in charts],
         'marks': _marks(record),
     }
-
-
-def _is_fraction(keys: list[str]) -> bool:
-    return all(definition_of(key).is_fraction for key in keys)
 
 
 def _marks(record: RunRecord) -> list[dict[str, Any]]:
@@ -82,11 +75,7 @@ def _marks(record: RunRecord) -> list[dict[str, Any]]:
     restarts = [
         {'kind': 'restart', 'step': one.first_step, 'time': one.stepped or one.began}
         for one in record.attempts[1:]
-        if one.first_step is not None and _trained(one)
+        if one.first_step is not None and one.stepped is not None  # it trained
     ]
     rollbacks = [{'kind': 'rollback', 'step': event['step'], 'time': event['time']} for event in record.rollbacks]
     return restarts[-200:] + rollbacks[-200:]
-
-
-def _trained(attempt: Attempt) -> bool:
-    return attempt.stepped is not None

@@ -1,17 +1,18 @@
 """The tables and figures of a report that are not curves, as text."""
 
 import datetime
+import math
 import pathlib
 import shlex
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pretrax.amounts import duration, prefixed, size
 from pretrax.errors import UserError, first_line
+from pretrax.observe.attempts import Attempt
 from pretrax.storage import AnyPath
 from pretrax.view.definitions import DEFINITIONS, FIGURES, Definition
-from pretrax.view.record.attempts import Attempt
 from pretrax.view.record.run_record import RunRecord
 from pretrax.view.trace.file import trace_files
 from pretrax.view.trace.run_trace import phase_times
@@ -26,62 +27,55 @@ _WORK = {
 }
 
 
-class Tile(NamedTuple):
-    """A figure at the top of the report: what it is, and its value as text."""
-
-    definition: Definition
-    value: str
-
-
-def tiles(record: RunRecord) -> list[Tile]:
-    """The figures at the top."""
+def tiles(record: RunRecord) -> list[tuple[Definition, str]]:
+    """The figures at the top: what each is, and its value as text."""
     metrics, done = record.metrics, record.last_step
-    found = [Tile(FIGURES['progress'], f'{done:,} of {record.steps:,}' if record.steps else f'{done:,}')]
+    found = [(FIGURES['progress'], f'{done:,} of {record.steps:,}' if record.steps else f'{done:,}')]
     for key in ('loss', 'val_loss', 'bits_per_byte'):
         value = metrics.last(key)
         if value is not None:
-            found.append(Tile(DEFINITIONS[key], f'{value:.4f}'))
+            found.append((DEFINITIONS[key], f'{value:.4f}'))
     for name, definition in (('tokens', DEFINITIONS['tokens']), ('flops', FIGURES['flops'])):
         amount = record.trained(np.array(done), name) if done else None
         if amount is not None:
-            found.append(Tile(definition, prefixed(float(amount))))
+            found.append((definition, prefixed(float(amount))))
     speed = median(record, 'tokens_per_second')
     if speed:
-        found.append(Tile(DEFINITIONS['tokens_per_second']._replace(name='tokens/s, median'), prefixed(speed)))
-    for key in ('mfu', 'goodput'):
-        value = median(record, key) if key == 'mfu' else metrics.last(key)
-        if value is not None:
-            name = 'MFU, median' if key == 'mfu' else DEFINITIONS[key].name
-            found.append(Tile(DEFINITIONS[key]._replace(name=name), f'{value:.1%}'))
+        found.append((DEFINITIONS['tokens_per_second']._replace(name='tokens/s, median'), prefixed(speed)))
+    if (mfu := median(record, 'mfu')) is not None:
+        found.append((DEFINITIONS['mfu']._replace(name='MFU, median'), f'{mfu:.1%}'))
+    if (goodput := metrics.last('goodput')) is not None:
+        found.append((DEFINITIONS['goodput'], f'{goodput:.1%}'))
     if seconds := total_seconds(record):
-        found.append(Tile(FIGURES['duration'], duration(seconds)))
+        found.append((FIGURES['duration'], duration(seconds)))
     if record.attempts:
-        found.append(Tile(FIGURES['restarts'], str(record.restarts)))
+        found.append((FIGURES['restarts'], str(record.restarts)))
     if record.rollbacks:
-        found.append(Tile(FIGURES['rollbacks'], str(len(record.rollbacks))))
+        found.append((FIGURES['rollbacks'], str(len(record.rollbacks))))
     if 'skipped_steps' in metrics:
-        found.append(Tile(DEFINITIONS['skipped_steps'], f'{record.skipped_steps:,}'))
+        found.append((DEFINITIONS['skipped_steps'], f'{record.skipped_steps:,}'))
     if count := record.steps_without_targets:
-        found.append(Tile(DEFINITIONS['steps_without_targets'], f'{count:,} of {done:,}'))
+        found.append((DEFINITIONS['steps_without_targets'], f'{count:,} of {done:,}'))
     return found
 
 
 def attempt_rows(record: RunRecord) -> list[dict[str, str]]:
     """The attempts as text."""
-    return [
-        {
-            'number': str(number),
-            'start': moment(one.start),
-            'duration': _until(record, one, is_last=number == len(record.attempts)),
-            'startup': duration(one.stepped - one.start) if one.stepped and one.start else '',
-            'steps': _steps(record, one, number),
-            'outcome': record.state.name
-            if number == len(record.attempts) and one.outcome == 'running'
-            else one.outcome,
-            'why': one.why,
-        }
-        for number, one in enumerate(record.attempts, 1)
-    ]
+    rows = []
+    for number, one in enumerate(record.attempts, 1):
+        is_last = number == len(record.attempts)
+        rows.append(
+            {
+                'number': str(number),
+                'start': moment(one.start),
+                'duration': _until(record, one, is_last),
+                'startup': duration(one.stepped - one.start) if one.stepped and one.start else '',
+                'steps': _steps(record, one, is_last),
+                'outcome': record.state.name if is_last and one.outcome == 'running' else one.outcome,
+                'why': one.why,
+            }
+        )
+    return rows
 
 
 def checkpoint_rows(record: RunRecord) -> list[dict[str, str]]:
@@ -121,22 +115,19 @@ def pause_rows(record: RunRecord) -> list[dict[str, str]]:
 def hardware_rows(record: RunRecord) -> list[tuple[str, str]]:
     """What the run ran on, as label and text."""
     known = record.environment
+    numbers = {key: value for key, value in known.items() if _is_number(value)}
+    devices = f'{known["devices"]} x {known["device_kind"]}' if {'devices', 'device_kind'} <= known.keys() else ''
+    peak = f'{prefixed(numbers["peak_flops"], "FLOP/s")} per device' if 'peak_flops' in numbers else ''
     rows = [
-        (
-            'devices',
-            f'{known["devices"]} x {known["device_kind"]}' if {'devices', 'device_kind'} <= known.keys() else '',
-        ),
+        ('devices', devices),
         ('processes', known.get('processes')),
         ('host', known.get('host')),
         ('processor', f'{known["processor"]}, {known.get("cores", "?")} cores' if known.get('processor') else ''),
-        ('memory of the machine', size(known['host_memory']) if _is_number(known.get('host_memory')) else ''),
+        ('memory of the machine', size(numbers['host_memory']) if 'host_memory' in numbers else ''),
         ('system', known.get('system')),
-        (
-            'peak',
-            f'{prefixed(known["peak_flops"], "FLOP/s")} per device' if _is_number(known.get('peak_flops')) else '',
-        ),
+        ('peak', peak),
         ('compute', known.get('compute')),
-        ('parameters', f'{known["parameters"]:,}' if _is_number(known.get('parameters')) else ''),
+        ('parameters', f'{numbers["parameters"]:,}' if 'parameters' in numbers else ''),
         ('FLOPs per token', prefixed(record.flops_per_token) if record.flops_per_token else ''),
     ]
     return [(name, str(value)) for name, value in rows if value not in (None, '')]
@@ -229,21 +220,16 @@ def time_data(record: RunRecord, traced: dict[str, float]) -> dict[str, Any] | N
     """Seconds of a step: predicted and traced by phases, measured, and at the limit of the devices."""
     known, speed = record.environment, median(record, 'tokens_per_second')
     measured = record.batch_tokens / speed if record.batch_tokens and speed else None
-    limit = None
-    if (
-        record.flops_per_token
-        and record.batch_tokens
-        and _is_number(known.get('peak_flops'))
-        and _is_number(known.get('devices'))
-        and known['peak_flops'] * known['devices'] > 0
-    ):
-        limit = record.flops_per_token * record.batch_tokens / (known['peak_flops'] * known['devices'])
+    figures: list[Any] = [known.get('peak_flops'), known.get('devices')]
+    limit, peak = None, math.prod(figures) if all(map(_is_number, figures)) else 0
+    if record.flops_per_token and record.batch_tokens and peak > 0:
+        limit = record.flops_per_token * record.batch_tokens / peak
         limit = None if measured is not None and measured < limit else limit  # the peak is too low
     predicted = known.get('predicted')
-    phases = predicted.get('phases', []) if isinstance(predicted, dict) else []
+    listed = predicted.get('phases') if isinstance(predicted, dict) else None
     phases = [
         phase
-        for phase in (phases if isinstance(phases, list) else [])
+        for phase in (listed if isinstance(listed, list) else [])
         if isinstance(phase, dict) and _is_number(phase.get('exposed')) and isinstance(phase.get('name'), str)
     ]
     if measured is None and not phases and not traced:
@@ -283,12 +269,12 @@ def _until(record: RunRecord, attempt: Attempt, is_last: bool) -> str:
     return duration(end - attempt.start)
 
 
-def _steps(record: RunRecord, attempt: Attempt, number: int) -> str:
+def _steps(record: RunRecord, attempt: Attempt, is_last: bool) -> str:
     """The steps of an attempt, as far as they are known."""
     if attempt.first_step is None:
         return ''
     last = None if attempt.outcome == 'lost' else attempt.last_step
-    if number == len(record.attempts):
+    if is_last:
         last = max(record.last_step, last or 0)
     return f'{attempt.first_step:,} to {last:,}' if last is not None else f'from {attempt.first_step:,}'
 

@@ -130,7 +130,7 @@ function traces(chart) {
                 y: indices.map(i => Number.isFinite(values[i]) ? values[i] : null),
                 customdata: indices, name, legendgroup: key, mode: few ? 'lines+markers' : 'lines', type: 'scatter',
                 line: {color, width: 1.7}, marker: {color, size: 6},
-                hovertemplate: chart.isFraction ? '%{y:.2%}' : '%{y:.6g}', ...more,
+                hovertemplate: chart.is_fraction ? '%{y:.2%}' : '%{y:.6g}', ...more,
             };
         };
         if (!view.smoothing) return [line(one.values, {})];
@@ -170,7 +170,7 @@ function drawCurve(chart) {
         shapes: shapes(chart),
         xaxis: {title: {text: AXES[view.axis], standoff: 8}, type: view.axis === 'time' ? 'date' : 'linear', exponentformat: 'SI',
             ...(view.range ? {range: view.range.map(xForPlotly), autorange: false} : {autorange: true}), ...(few ? {rangemode: 'tozero'} : {})},
-        yaxis: {type: view.log ? 'log' : 'linear', tickformat: chart.isFraction ? '.3~%' : '', exponentformat: 'SI', autorange: true},
+        yaxis: {type: view.log ? 'log' : 'linear', tickformat: chart.is_fraction ? '.3~%' : '', exponentformat: 'SI', autorange: true},
     });
     const place = byId(chart.id);
     const isNew = !place.data;

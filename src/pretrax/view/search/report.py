@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pretrax.config.show import value_text
 from pretrax.machine.atomic import write_file
 from pretrax.view.charts.chart import COLORS
-from pretrax.view.charts.page import in_script, plotly_script, shown
+from pretrax.view.charts.page import heading, in_script, plotly_script, shown
 from pretrax.view.tables import csv_table, markdown_table, text_table
 from pretrax.view.template import template
 
@@ -16,18 +16,23 @@ type Trial = Mapping[str, Any]
 
 _FIRST = 40  # trials of the table in a terminal
 _HEIGHT = 1000  # of the figure, pixels
+_AXIS_END = {'xref': 'x3', 'yref': 'y3', 'y': 1.05, 'yanchor': 'bottom', 'showarrow': False}  # of the coordinates
 _BEST, _WORST = (10, 40, 120), (240, 190, 90)  # colors of the lines of trials
 
 
 def write_report(
-    directory: pathlib.Path, name: str, command: str, metric: str, steps: int, parameters: Mapping[str, bool],
-    trials: Sequence[Trial], importances: Mapping[str, float],
-) -> None:  # fmt: skip
+    directory: pathlib.Path,
+    name: str,
+    command: str,
+    metric: str,
+    steps: int,
+    parameters: Mapping[str, bool],
+    trials: Sequence[Trial],
+    importances: Mapping[str, float],
+) -> None:
     """Writes trials.md, trials.csv and report.html.
 
     Args:
-        directory: for the files.
-        name: name of the search.
         command: that writes these files.
         metric: what is minimized.
         steps: steps of a whole trial.
@@ -42,11 +47,15 @@ def write_report(
         parts = [['parameter', 'importance'], *([key, f'{part:.2f}'] for key, part in importances.items())]
         markdown += ['', *markdown_table(parts)]
     write_file(directory / 'trials.md', ('\n'.join(markdown) + '\n').encode())
-    write_file(directory / 'trials.csv', csv_table(_records(trials, metric, list(parameters))).encode())
+    records: list[list[Any]] = [['trial', 'state', 'steps', metric, 'why', *parameters]]
+    for trial in trials:
+        own = [trial['values'].get(key) for key in parameters]
+        records.append([trial['number'], trial['state'], trial['steps'], trial['value'], trial['why'], *own])
+    write_file(directory / 'trials.csv', csv_table(records).encode())
+    shown_figure = in_script(figure(trials, metric, parameters, importances))
     page = template('search/page.html').render(
-        title=name, paragraphs=[command, *facts], rows=rows, plotly=plotly_script(),
-        figure=in_script(figure(trials, metric, parameters, importances)),
-    )  # fmt: skip
+        title=name, paragraphs=[command, *facts], rows=rows, plotly=plotly_script(), figure=shown_figure
+    )
     write_file(directory / 'report.html', page.encode())
 
 
@@ -88,7 +97,7 @@ def figure(
     trials: Sequence[Trial], metric: str, parameters: Mapping[str, bool], importances: Mapping[str, float]
 ) -> dict[str, Any]:
     """The `data` and `layout` for Plotly: parallel coordinates, the curves of the trials, importances."""
-    data, labels = _parallel(trials, metric, parameters)
+    data, axes = _parallel(trials, metric, parameters)
     for trial in trials:
         points = [(step, value) for step, value in trial['curve'] if math.isfinite(value)]
         if points:
@@ -124,23 +133,22 @@ def figure(
         'yaxis': {'domain': [0.26, 0.52], 'anchor': 'x', 'title': {'text': shown(metric)}},
         'xaxis2': {'domain': [0.15, 1], 'anchor': 'y2', 'range': [0, 1]},
         'yaxis2': {'domain': [0, 0.15], 'anchor': 'x2'},
-        'xaxis3': {'domain': [0, 1], 'anchor': 'y3', 'range': [-0.15, len(parameters) + 0.15], **_labels(labels)},
+        'xaxis3': {
+            'domain': [0, 1],
+            'anchor': 'y3',
+            'range': [-0.15, len(parameters) + 0.15],
+            'tickvals': list(range(len(axes))),
+            'ticktext': [f'{shown(axis.low)}<br>{shown(axis.name)}' for axis in axes],
+        },
         'yaxis3': {'domain': [0.64, 0.93], 'anchor': 'x3', 'range': [-0.05, 1.05], 'visible': False},
         'annotations': [
-            _heading('Parallel coordinates: each line is a trial; dark: low loss', 0.98),
-            _heading('Curves: to the end, or stopped early (orange)', 0.53),
-            _heading('Importance of the parameters (PED-ANOVA)' if importances else 'Importance: too few trials', 0.17),
-            *_ends(labels),
+            heading('Parallel coordinates: each line is a trial; dark: low loss', 0.98),
+            heading('Curves: to the end, or stopped early (orange)', 0.53),
+            heading('Importance of the parameters (PED-ANOVA)' if importances else 'Importance: too few trials', 0.17),
+            *({'text': shown(axis.high), 'x': number, **_AXIS_END} for number, axis in enumerate(axes)),
         ],
     }
     return {'data': data, 'layout': layout}
-
-
-def _heading(text: str, y: float) -> dict[str, Any]:
-    return {
-        'text': f'<b>{text}</b>', 'x': 0, 'xref': 'paper', 'xanchor': 'left', 'y': y, 'yref': 'paper',
-        'yanchor': 'bottom', 'showarrow': False,
-    }  # fmt: skip
 
 
 class _Axis(NamedTuple):
@@ -199,34 +207,11 @@ def _axis(name: str, values: Sequence[Any], log: bool) -> _Axis:
     return _Axis(name, [(number - min(numbers)) / width for number in numbers], low, high)
 
 
-def _labels(axes: Sequence[_Axis]) -> dict[str, Any]:
-    return {
-        'tickvals': list(range(len(axes))),
-        'ticktext': [f'{shown(axis.low)}<br>{shown(axis.name)}' for axis in axes],
-    }
-
-
-def _ends(axes: Sequence[_Axis]) -> list[dict[str, Any]]:
-    """The value at the upper end of each axis."""
-    place = {'xref': 'x3', 'yref': 'y3', 'y': 1.05, 'yanchor': 'bottom', 'showarrow': False}
-    return [{'text': shown(axis.high), 'x': number, **place} for number, axis in enumerate(axes)]
-
-
 def _rank(trial: Trial) -> tuple[int, float, int]:
     """Finished trials by their value, then the others by the steps that they got."""
     if trial['state'] == 'done':
         return 0, trial['value'], trial['number']
     return 1, -(trial['steps'] or 0), trial['number']
-
-
-def _records(trials: Sequence[Trial], metric: str, parameters: Sequence[str]) -> list[list[Any]]:
-    head = ['trial', 'state', 'steps', metric, 'why', *parameters]
-    body = [
-        [trial['number'], trial['state'], trial['steps'], trial['value'], trial['why']]
-        + [trial['values'].get(key) for key in parameters]
-        for trial in trials
-    ]
-    return [head, *body]
 
 
 def _text(value: Any) -> str:

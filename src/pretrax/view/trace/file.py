@@ -15,9 +15,9 @@ import dataclasses
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from pretrax.errors import UserError
+from pretrax.errors import UserError, system_errors
 from pretrax.machine.gzip_file import gunzip
 from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath
@@ -36,8 +36,7 @@ class Event:
         stream: what runs one operation at a time: a stream, or a thread of a CPU.
         name: name of the instruction in the program; of the kernel or copy if it belongs to none.
         module: the program; '' if not known.
-        start: in nanoseconds.
-        end: in nanoseconds.
+        start, end: in nanoseconds.
         run: the execution of the program; None if not known.
     """
 
@@ -55,10 +54,8 @@ def trace_files(profile: AnyPath) -> list[AnyPath]:
 
     With several processes, each host writes its own files; pretrax traces the first process only.
     """
-    try:
+    with system_errors(f'cannot read {profile}'):
         files = [path for path in _files(profile) if path.name.endswith((XPLANE, PERFETTO))]
-    except OSError as error:
-        raise UserError(f'cannot read {profile}: {error.strerror}') from error
     by_folder: dict[AnyPath, AnyPath] = {}
     for path in sorted(files, key=str):
         if path.parent not in by_folder or path.name.endswith(XPLANE):
@@ -80,10 +77,8 @@ def read_trace(path: AnyPath) -> list[Event]:
     Raises:
         UserError: the file is missing, is damaged, or has no operations of a device.
     """
-    try:
+    with system_errors(f'cannot read {path}'):
         data = path.read_bytes()
-    except OSError as error:
-        raise UserError(f'cannot read {path}: {error.strerror}') from error
     try:
         events = _events(_from_xplane(data) if path.name.endswith(XPLANE) else _from_perfetto(data))
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -93,8 +88,7 @@ def read_trace(path: AnyPath) -> list[Event]:
     return events
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(NamedTuple):
     plane: str
     name: str
     events: list[tuple[str, float, float, Stats]]  # name, start, end
@@ -107,11 +101,15 @@ def _from_xplane(data: bytes) -> list[_Line]:
         from jax.profiler import ProfileData
 
         profile = ProfileData.from_serialized_xspace(data)
+        lines = [(plane.name or '', line) for plane in profile.planes for line in plane.lines]
         return [
-            _Line(plane.name or '', line.name or '',
-                  [(e.name, e.start_ns, e.start_ns + e.duration_ns, dict(e.stats)) for e in line.events])
-            for plane in profile.planes for line in plane.lines
-        ]  # fmt: skip
+            _Line(
+                plane,
+                line.name or '',
+                [(e.name, e.start_ns, e.start_ns + e.duration_ns, dict(e.stats)) for e in line.events],
+            )
+            for plane, line in lines
+        ]
 
 
 def _from_perfetto(data: bytes) -> Iterator[_Line]:
@@ -170,12 +168,8 @@ def _tpu_spans(line: _Line, device: str, executions: list[tuple[float, str]]) ->
     for name, start, end, _ in line.events:
         number = bisect.bisect_right(starts, start) - 1
         module, run = (executions[number][1], number) if number >= 0 else ('', None)
-        yield Event(device, line.name, _instruction(name), module, start, end, run)
-
-
-def _instruction(name: str) -> str:
-    """`%fusion.3 = bf16[8] fusion(...)` -> `fusion.3`."""
-    return name.split(' = ')[0].strip().removeprefix('%') or name
+        instruction = name.split(' = ')[0].strip().removeprefix('%') or name  # of `%fusion.3 = bf16[8] fusion(...)`
+        yield Event(device, line.name, instruction, module, start, end, run)
 
 
 def _program(name: str) -> str:

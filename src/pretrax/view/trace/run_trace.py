@@ -92,9 +92,10 @@ def open_trace(path: AnyPath, step: int | None = None) -> TracedSteps:
         UserError: the trace is missing or damaged, or does not have the step.
     """
     about = _json(path.parent / STEPS_FILE)
+    environment = next((found for folder in _folders(path) if (found := _json(folder / 'environment.json'))), {})
     texts = [file for folder in _folders(path) if (file := folder / TEXT).exists()]
     program = read_program(texts[0]) if texts else None
-    return _join(path, read_trace(path), program, about, _environment(path), step)
+    return _join(path, read_trace(path), program, about, environment, step)
 
 
 def _json(path: AnyPath) -> dict[str, Any]:
@@ -104,11 +105,6 @@ def _json(path: AnyPath) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _environment(path: AnyPath) -> dict[str, Any]:
-    """The `environment.json` of the run that a trace belongs to."""
-    return next((found for folder in _folders(path) if (found := _json(folder / 'environment.json'))), {})
 
 
 def _folders(path: AnyPath) -> Iterable[AnyPath]:
@@ -166,11 +162,11 @@ def _join(
         if edges is None:
             continue
         chosen = _chosen(edges, step, first, path)
-        intervals = [
-            Interval(number := numbers[event.module if event.module != main else '', event.name], event.stream,
-                     event.start, event.end, _rank(event.name, facts[number]))
-            for event in of_device
-        ]  # fmt: skip
+        intervals = []
+        for event in of_device:
+            number = numbers[event.module if event.module != main else '', event.name]
+            rank = _rank(event.name, facts[number])
+            intervals.append(Interval(number, event.stream, event.start, event.end, rank))
         for start, end in chosen:
             found = device_time(intervals, start, end)
             parts.append(found)
@@ -181,23 +177,22 @@ def _join(
         raise UserError(f'{path} has no operations of a training step\ntrace the run again: log.profile=3')
     share = 1e-9 / len(parts)  # to seconds per step and device
     limits = _limits(about, environment)
-    rows = _rows(parts, names, facts, limits)
     return TracedSteps(
-        path,
-        step if step is not None else first,
-        count,
-        len(by_device),
-        str(about.get('reason', '')),
-        lengths * share,
-        sum(part.busy for part in parts) * share,
-        betweens * share,
-        sum(part.communicating for part in parts) * share,
-        tuple(rows),
-        tuple(_longest_gaps(parts[0], names)),
-        about['memory'] if isinstance(about.get('memory'), dict) else {},
-        limits,
-        _predicted(environment),
-        program,
+        path=path,
+        first=step if step is not None else first,
+        steps=count,
+        devices=len(by_device),
+        reason=str(about.get('reason', '')),
+        seconds=lengths * share,
+        busy=sum(part.busy for part in parts) * share,
+        between=betweens * share,
+        communicating=sum(part.communicating for part in parts) * share,
+        operations=tuple(_rows(parts, names, facts, limits)),
+        gaps=tuple(_longest_gaps(parts[0], names)),
+        memory=about['memory'] if isinstance(about.get('memory'), dict) else {},
+        limits=limits,
+        predicted=_predicted(environment),
+        program=program,
     )
 
 
@@ -296,9 +291,7 @@ def _phase(rank: int, known: Operation | None, module: str) -> str:
 
 
 def _longest_gaps(part: DeviceTime, names: Sequence[tuple[str, str]], count: int = 5) -> Iterable[TracedGap]:
-    def name(number: int) -> str:
-        return names[number][1] if number >= 0 else ''
-
     for gap in sorted(part.gaps, key=lambda gap: gap.start - gap.end)[:count]:
         if gap.after >= 0:
-            yield TracedGap((gap.end - gap.start) * 1e-9, name(gap.before), name(gap.after))
+            before = names[gap.before][1] if gap.before >= 0 else ''
+            yield TracedGap((gap.end - gap.start) * 1e-9, before, names[gap.after][1])

@@ -7,18 +7,16 @@ operations.
 import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pretrax.scale.program import Operation, Program
 from pretrax.storage import AnyPath
 
 By = Literal['scope', 'operation', 'source']
-# Phases in the order of a step. The first four are computation.
-PHASES = (
-    'forward', 'recomputation', 'backward', 'optimizer', 'computation', 'communication', 'copies', 'loops and calls',
-    'other programs', 'gaps', 'between steps',
-)  # fmt: skip
+# Phases in the order of a step.
+_COMPUTING = ('forward', 'recomputation', 'backward', 'optimizer', 'computation')
+PHASES = (*_COMPUTING, 'communication', 'copies', 'loops and calls', 'other programs', 'gaps', 'between steps')
 
 
 FORWARD_AND_BACKWARD = 'forward and backward'  # a sum of phases
@@ -54,8 +52,6 @@ class Row:
 
     Attributes:
         name: name of the scope ('layer/attention'), operation or source line.
-        phase: phase of the operations.
-        runs: runs of operations.
         seconds: part of the device's busy time. All rows sum to it. For communication: time that nothing hides.
         elapsed: from start to end of the operations, hidden or not.
         flops: FLOPs of products; None without a program.
@@ -84,6 +80,9 @@ class Row:
         return None if share is None or share > 1 else share
 
 
+_SUMMED = ('runs', 'seconds', 'elapsed', 'flops', 'bytes', 'best')
+
+
 @dataclasses.dataclass(frozen=True)
 class TracedGap:
     """A time in which a device ran nothing, in seconds, and the operations around it."""
@@ -98,10 +97,7 @@ class TracedSteps:
     """The steps of a trace.
 
     Attributes:
-        path: the file.
         first: number of the first step; None if the trace does not say.
-        steps: number of steps.
-        devices: number of devices.
         reason: why they were traced; ''.
         seconds: seconds of a step, from its first operation to the first one of the next step, or to its last one.
         busy: seconds of these in which the device ran something.
@@ -110,7 +106,6 @@ class TracedSteps:
         operations: a row per operation, longest first.
         gaps: the longest gaps of one device, within steps.
         memory: memory of a device when the trace began, as `steps.json` has it.
-        limits: limits of a device.
         predicted: seconds by phase that `scale/roofline.py` predicts, hidden ones left out; {}: none.
         program: the program of the step; None: its text is missing.
     """
@@ -157,9 +152,8 @@ class TracedSteps:
     def _group(self, known: Operation | None, by: By, row: Row) -> str:
         if row.phase in ('copies', 'other programs', 'loops and calls'):
             return f'({row.phase})'
-        if known is None:
+        if known is None or self.program is None:
             return '(not in the program)'
-        assert self.program is not None
         if by == 'source':
             return self.program.source(known) or '(unknown)'
         return re.sub(r'^layer(_\d+)?\b', 'layers', '/'.join(known.scope)) or '(unknown)'
@@ -167,9 +161,7 @@ class TracedSteps:
     def place(self, row: Row) -> tuple[str, str]:
         """Scope and source line of an operation; '': not known."""
         known = self.program.operations.get(row.name) if self.program else None
-        return (
-            ('', '') if known is None or self.program is None else ('/'.join(known.scope), self.program.source(known))
-        )
+        return ('/'.join(known.scope), self.program.source(known)) if known and self.program else ('', '')
 
     def phases(self) -> dict[str, float]:
         """Seconds by phase. They sum to `seconds`."""
@@ -181,18 +173,9 @@ class TracedSteps:
 
 
 def _sum(name: str, rows: Sequence[Row]) -> Row:
-    def total(values: Iterable[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
+    def total(field: str) -> float | None:
+        known = [value for row in rows if (value := getattr(row, field)) is not None]
         return sum(known) if known else None
 
-    return Row(
-        name,
-        rows[0].phase,
-        sum(row.runs for row in rows),
-        sum(row.seconds for row in rows),
-        sum(row.elapsed for row in rows),
-        total(row.flops for row in rows),
-        total(row.bytes for row in rows),
-        total(row.best for row in rows),
-        min(row.rank for row in rows),
-    )
+    sums: dict[str, Any] = {field: total(field) for field in _SUMMED}
+    return Row(name=name, phase=rows[0].phase, rank=min(row.rank for row in rows), **sums)

@@ -1,44 +1,26 @@
 """Traced steps as text for the terminal, as CSV, JSON, and an HTML page."""
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pretrax.amounts import prefixed, short_time, size
+from pretrax.view.definitions import TRACE_COLUMNS, TRACE_PHASE_COLUMNS, Definition
 from pretrax.view.tables import csv_records
 from pretrax.view.template import template
 from pretrax.view.trace.advice import advice
 from pretrax.view.trace.device_time import COMMUNICATION
-from pretrax.view.trace.steps import FORWARD_AND_BACKWARD, By, Row, TracedSteps
+from pretrax.view.trace.steps import FORWARD_AND_BACKWARD, By, Row, TracedGap, TracedSteps
 
-# Columns of the table, with what they mean.
-COLUMNS = {
-    'name': 'the scope, the operation or the source line',
-    'phase': 'the part of the step; communication and loops have rows of their own',
-    'runs': 'operations per step and device',
-    'time': "part of the device's busy time; an instant in which several operations run counts once, see docs/see.md",
-    'share': 'the time over the time of the step',
-    'elapsed': 'from start to end of the operations, hidden ones included',
-    'FLOP/s': 'FLOPs of products over the elapsed time',
-    'bytes/s': 'bytes that the program reads and writes, over the elapsed time',
-    'roofline': "the time that the device's peak FLOP/s and bandwidth allow, over the elapsed time; empty if not "
-    'known, or over 100%',
-}
-_PHASE_COLUMNS = {
-    'time': COLUMNS['time'],
-    'share': COLUMNS['share'],
-    'at best': "the time that the device's peak FLOP/s and bandwidth allow; empty if they are not known",
-    'predicted': 'the time that the formulas of docs/scaling.md predict; only for accelerators that pretrax knows',
-    'traced / predicted': 'how many times longer it took than predicted',
-}
+# Keys of a row in a file.
+_VALUES = ('name', 'phase', 'runs', 'seconds', 'share', 'elapsed', 'exposed', 'flops', 'bytes', 'best', 'roofline')
 _MOST_ROWS = 20
 _SHORTEST_NAME = 28
 
 
 def _rate(amount: float | None, seconds: float) -> str:
-    if not amount or not seconds:
-        return ''
-    return prefixed(amount / seconds)
+    return prefixed(amount / seconds) if amount and seconds else ''
 
 
 def _share(part: float, whole: float) -> str:
@@ -46,7 +28,7 @@ def _share(part: float, whole: float) -> str:
 
 
 def cells(row: Row, step: float) -> list[str]:
-    """A row as text, in the order of `COLUMNS`."""
+    """A row as text, in the order of `TRACE_COLUMNS`."""
     return [
         row.name,
         row.phase,
@@ -62,13 +44,19 @@ def cells(row: Row, step: float) -> list[str]:
 
 def text(steps: TracedSteps, by: By, width: int, most: int = _MOST_ROWS) -> str:
     """The whole report for a terminal: the step, its phases, the table, gaps, memory, and what to try."""
-    parts = [list(summary(steps)), _aligned(['phase', *_PHASE_COLUMNS], phase_rows(steps), width)]
     rows = [cells(row, steps.seconds) for row in steps.rows(by)]
-    shown = rows[:most]
-    parts.append(_aligned([by, *list(COLUMNS)[1:]], shown, width))
+    table = _aligned([by, *list(TRACE_COLUMNS)[1:]], rows[:most], width)
     if len(rows) > most:
-        parts[-1].append(f'... and {len(rows) - most} more; --out FILE.csv writes all')
-    parts += [part for part in ([*_gaps(steps)], [*memory_lines(steps)], [*_to_try(steps)]) if part]
+        table.append(f'... and {len(rows) - most} more; --out FILE.csv writes all')
+    parts = [[*summary(steps)], _aligned([*TRACE_PHASE_COLUMNS], phase_rows(steps), width), table]
+    if steps.gaps:
+        gaps = [f'  {short_time(gap.seconds):>8}  {_between(gap)}' for gap in steps.gaps]
+        parts.append(['longest gaps of one device', *gaps])
+    if memory := [*memory_lines(steps)]:
+        parts.append(memory)
+    if found := advice(steps):
+        numbered = [f'  {number}. {line}' for number, line in enumerate(found, 1)]
+        parts.append(['what takes most time, and what to try', *numbered])
     return '\n\n'.join('\n'.join(part) for part in parts)
 
 
@@ -129,18 +117,8 @@ def memory_lines(steps: TracedSteps) -> Iterator[str]:
     yield f'memory of a device: {", ".join(shown)}' if shown else 'memory of a device: less than 1 kB'
 
 
-def _gaps(steps: TracedSteps) -> Iterator[str]:
-    if steps.gaps:
-        yield 'longest gaps of one device'
-        for gap in steps.gaps:
-            yield f'  {short_time(gap.seconds):>8}  after {gap.before or "the start"}, before {gap.after}'
-
-
-def _to_try(steps: TracedSteps) -> Iterator[str]:
-    found = advice(steps)
-    if found:
-        yield 'what takes most time, and what to try'
-        yield from (f'  {number}. {line}' for number, line in enumerate(found, 1))
+def _between(gap: TracedGap) -> str:
+    return f'after {gap.before or "the start"}, before {gap.after}'
 
 
 def _aligned(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -180,7 +158,7 @@ def as_json(steps: TracedSteps, by: By) -> str:
         'communication': steps.communicating,
         'by': by,
         'rows': [_values(row, steps, by) for row in steps.rows(by)],
-        'gaps': [{'seconds': gap.seconds, 'before': gap.before, 'after': gap.after} for gap in steps.gaps],
+        'gaps': list(map(dataclasses.asdict, steps.gaps)),
         'memory': dict(steps.memory),
         'advice': advice(steps),
     }
@@ -188,35 +166,31 @@ def as_json(steps: TracedSteps, by: By) -> str:
 
 
 def _values(row: Row, steps: TracedSteps, by: By) -> dict[str, Any]:
-    exposed = row.seconds if row.rank == COMMUNICATION else None
-    scope, source = steps.place(row)
-    return {
-        'name': row.name, 'phase': row.phase, 'runs': row.runs, 'seconds': row.seconds,
-        'share': row.seconds / steps.seconds if steps.seconds else None, 'elapsed': row.elapsed, 'exposed': exposed,
-        'flops': row.flops, 'bytes': row.bytes, 'best': row.best, 'roofline': row.roofline,
-        **({'scope': scope, 'source': source} if by == 'operation' else {}),
-    }  # fmt: skip
+    place = dict(zip(('scope', 'source'), steps.place(row), strict=True)) if by == 'operation' else {}
+    found = {key: value for key, value in dataclasses.asdict(row).items() if key != 'rank'}
+    found['share'] = row.seconds / steps.seconds if steps.seconds else None
+    found['exposed'] = row.seconds if row.rank == COMMUNICATION else None
+    found['roofline'] = row.roofline
+    return {key: found[key] for key in _VALUES} | place
 
 
 def as_html(steps: TracedSteps, by: By, title: str) -> str:
     """A page without scripts that needs no network; each table has the definitions of its columns below its title."""
-    tables = [
-        _table('Phases', {'phase': 'part of the step'} | _PHASE_COLUMNS, phase_rows(steps)),
-        _table(f'By {by}', {by: COLUMNS['name']} | dict(list(COLUMNS.items())[1:]), [cells(row,
-        steps.seconds) for row in steps.rows(by)]),
-    ]  # fmt: skip
+    rows = [cells(row, steps.seconds) for row in steps.rows(by)]
+    columns = TRACE_PHASE_COLUMNS, {by: TRACE_COLUMNS['name']} | dict(list(TRACE_COLUMNS.items())[1:])
+    tables = [_table('Phases', columns[0], phase_rows(steps)), _table(f'By {by}', columns[1], rows)]
     return template('trace/table.html').render(
         title=title,
         summary=list(summary(steps)),
         tables=tables,
-        gaps=[f'{short_time(gap.seconds)} after {gap.before or "the start"}, before {gap.after}' for gap in steps.gaps],
+        gaps=[f'{short_time(gap.seconds)} {_between(gap)}' for gap in steps.gaps],
         memory=list(memory_lines(steps)),
         advice=advice(steps),
     )
 
 
-def _table(title: str, columns: Mapping[str, str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
+def _table(title: str, columns: Mapping[str, Definition], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
     """A table without the columns that are empty."""
     used = [number for number in range(len(columns)) if not number or any(row[number] for row in rows)]
-    kept = {name: meaning for number, (name, meaning) in enumerate(columns.items()) if number in used}
+    kept = {name: each.meaning for number, (name, each) in enumerate(columns.items()) if number in used}
     return {'title': title, 'columns': kept, 'rows': [[row[number] for number in used] for row in rows]}
