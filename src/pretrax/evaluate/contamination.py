@@ -29,11 +29,9 @@ class Ngrams:
 
     Args:
         documents: {task: the texts of each of its documents}. An n-gram lies in one text.
-        n: words in an n-gram.
 
     Attributes:
         of_documents: {task: the numbers of the n-grams of each document}.
-        n: words in an n-gram.
         longest: words of the longest n-gram.
     """
 
@@ -88,20 +86,13 @@ class Ngrams:
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """A document of a task, some n-grams of which are in the training text.
+    """A document of a task, some n-grams of which are in the training text."""
 
-    Attributes:
-        document: its number in the task, from 0.
-        found: how many of its n-grams were found, of `ngrams`.
-        ngram: the words of one of them.
-        where: the training document with the lowest number that has it.
-    """
-
-    document: int
-    found: int
+    document: int  # its number in the task, from 0
+    found: int  # how many of its n-grams were found, of `ngrams`
     ngrams: int
-    ngram: str
-    where: int
+    ngram: str  # the words of one of them
+    where: int  # the training document with the lowest number that has it
 
 
 @dataclasses.dataclass(frozen=True)

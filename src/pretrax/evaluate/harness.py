@@ -74,9 +74,6 @@ def evaluate(
     """What `lm_eval.simple_evaluate` returns, without the documents.
 
     Args:
-        model: to evaluate.
-        names: names of tasks that `manager` has.
-        manager: manager from `open_tasks`.
         limit: documents of each task.
         seed: seed of the choice of examples in the context.
 

@@ -24,11 +24,7 @@ class LanguageModel:
     """A model with its weights and its tokenizer.
 
     Args:
-        model: any model that gives logits.
-        weights: its weights, on any mesh.
-        tokenizer: tokenizer of the model.
         length: tokens of a sequence in training. A longer text is scored in windows of this length.
-        end: tokens that end a text.
         batch_tokens: tokens in a batch, on each device that has texts of its own.
 
     Attributes:

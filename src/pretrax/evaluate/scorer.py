@@ -36,9 +36,6 @@ class Scorer:
     256 tokens of each device at a time; those of other models for a whole batch.
 
     Args:
-        model: any model that gives logits.
-        mesh: of the weights.
-        longest: the most tokens of a text.
         batch_tokens: tokens in a batch, on each device that has texts of its own.
 
     Attributes:
@@ -72,7 +69,6 @@ class Scorer:
         """The log probability of the last tokens of each text, and whether each of them was the likeliest.
 
         Args:
-            weights: from `prepare`.
             texts: token ids, and how many at the end are scored; at least one token comes before them.
 
         Raises:

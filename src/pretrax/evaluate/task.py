@@ -58,16 +58,11 @@ class Document:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How documents are made.
+    """How documents are made."""
 
-    Attributes:
-        limit: documents of each kind.
-        seed: seed of the random choices.
-        lengths: lengths of `copying` and `retrieval`; None: those of LENGTHS that fit the model.
-    """
-
-    limit: int = 50
+    limit: int = 50  # documents of each kind
     seed: int = 0
+    # Lengths of `copying` and `retrieval`; None: those of LENGTHS that fit the model.
     lengths: tuple[int, ...] | None = None
 
     def random(self, task: str) -> random.Random:

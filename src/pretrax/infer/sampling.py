@@ -90,10 +90,8 @@ def choose(logits: f32['S V'], how: SlotSampling, seen: Seen, position: i32['S']
 
     Args:
         logits: f32[S, V]. Columns from `vocab_size` on are padding and are never chosen.
-        how: how each slot chooses.
         seen: tokens that the penalties apply to.
         position: position of the token that is chosen, in the prompt and its answer.
-        vocab_size: number of tokens.
     """
     logits = _in_vocabulary(logits, vocab_size)
     logits = _if_any(how.bias_ids != _NO_TOKEN, functools.partial(_bias, how), logits)
@@ -112,9 +110,7 @@ def log_probabilities(
 
     Args:
         logits: f32[S, V] of the model, without anything that a slot's sampling does to them.
-        chosen: i32[S] tokens.
         wanted: which slots ask for it. If none does, the results are zeros.
-        vocab_size: number of tokens.
     """
     top = min(MAX_LOGPROBS, vocab_size)
 

@@ -54,28 +54,17 @@ def is_time(value: Any) -> bool:
 
 @dataclasses.dataclass
 class Attempt:
-    """One attempt. Times are in seconds since 1970; None: not known.
+    """One attempt. Times are in seconds since 1970; None: not known."""
 
-    Attributes:
-        started: when a launcher started the processes.
-        began: when the training began to prepare its first step.
-        stepped: when its first step was done; the compilation lies between.
-        ended: when it ended.
-        first_step: the step that it continued from.
-        outcome: how it ended; 'running' if it has not ended, or if nothing says how.
-        why: the reason of a stop or a failure.
-        processes: number of processes that a launcher started; None: no launcher.
-    """
-
-    started: float | None = None
-    began: float | None = None
-    stepped: float | None = None
+    started: float | None = None  # when a launcher started the processes
+    began: float | None = None  # when the training began to prepare its first step
+    stepped: float | None = None  # when its first step was done; the compilation lies between
     ended: float | None = None
-    first_step: int | None = None
+    first_step: int | None = None  # the step that it continued from
     last_step: int | None = None
-    outcome: State = RUNNING
-    why: str = ''
-    processes: int | None = None
+    outcome: State = RUNNING  # how it ended; 'running' if it has not ended, or if nothing says how
+    why: str = ''  # the reason of a stop or a failure
+    processes: int | None = None  # number of processes that a launcher started; None: no launcher
 
     @property
     def start(self) -> float | None:

@@ -53,15 +53,7 @@ class LaunchNotices(_Notices):
     """Notices that the launcher sends for a training that could not, for example because it was killed."""
 
     def attempt_ended(self, directory: pathlib.Path, code: int, step: int, why: str, starts_again: bool) -> None:
-        """Sends 'failed', unless the training has notified of its end. Returns at once.
-
-        Args:
-            directory: where the attempts of the run are written.
-            code: the exit code of the training.
-            step: the last step that is done.
-            why: the reason, for a person.
-            starts_again: whether another attempt follows.
-        """
+        """Sends 'failed', unless the training has notified of its end. Returns at once."""
         events = [event['event'] for event in read_attempts(directory)]
         began = max((number for number, event in enumerate(events) if event == 'started'), default=0)
         if code != DONE and not any(event in _ENDS for event in events[began:]):
@@ -73,10 +65,8 @@ class RunNotices(_Notices):
     """Sends notices about a run, in process 0. Nothing happens unless `log.notify` has a webhook or a command.
 
     Args:
-        run: the run.
         directory: on this machine, where the run writes its attempts.
         step: the newest step that is done.
-        report: receives warnings.
     """
 
     def __init__(self, run: Notified, directory: pathlib.Path, step: Callable[[], int], report: Report):

@@ -30,23 +30,14 @@ type _Payload = dict[str, str | int | float]
 
 @dataclasses.dataclass(frozen=True)
 class Notice:
-    """What happened to a run.
+    """What happened to a run."""
 
-    Attributes:
-        event: 'finished', 'stopped', 'failed', 'diverged', 'stalled' or 'recovered'.
-        run: its name.
-        run_dir: its directory.
-        step: the last step that is done.
-        steps: steps of the whole run.
-        why: the reason, for a person; may be ''.
-    """
-
-    event: str
+    event: str  # 'finished', 'stopped', 'failed', 'diverged', 'stalled' or 'recovered'
     run: str
     run_dir: str
     step: int
     steps: int
-    why: str
+    why: str  # the reason, for a person; may be ''
 
     def payload(self) -> _Payload:
         """The JSON object. `text` is what Slack and Mattermost show."""
@@ -67,7 +58,6 @@ class Notifier:
         url: URL of the webhook, with http or https; None: none.
         command: program and arguments, run without a shell; None: none.
         events: the events to send; others are ignored.
-        report: receives a warning if a notice cannot be sent.
     """
 
     def __init__(self, url: str | None, command: Sequence[str] | None, events: Collection[str], report: Report):
@@ -95,12 +85,7 @@ class Notifier:
 
 
 class _Way:
-    """The webhook or the command, with a thread of its own, so that neither waits for the other.
-
-    Args:
-        call: sends a payload.
-        report: receives a warning if that fails.
-    """
+    """The webhook or the command, with a thread of its own, so that neither waits for the other."""
 
     def __init__(self, call: Callable[[_Payload], None], report: Report):
         self._call, self._report = call, report

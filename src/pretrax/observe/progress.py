@@ -24,7 +24,6 @@ class Progress:
 
     Args:
         stream: standard output by default. The bar is drawn only in a terminal that can move its cursor.
-        clock: returns seconds.
     """
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):

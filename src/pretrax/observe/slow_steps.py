@@ -22,7 +22,6 @@ class SlowSteps:
 
     Args:
         factor: a step is slow if it takes this many times the median.
-        clock: measures the time.
 
     Attributes:
         usual: the median, in seconds; 0 before it is known.

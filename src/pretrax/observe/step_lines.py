@@ -21,7 +21,6 @@ class StepLines:
     it.
 
     Args:
-        path: the file.
         resumed_step: the step that training continues from. Lines of later steps are removed, and an incomplete last
             line.
         say: receives a message for removed lines, and if the file cannot be written.

@@ -41,9 +41,7 @@ class Keys:
         """A name for the key in the header `Authorization: Bearer KEY`.
 
         Args:
-            headers: headers of the request.
             address: address of the client, from `network`.
-            refusals: counts wrong keys.
 
         Raises:
             ApiError: 401, or 429 if too many requests from this address wait.

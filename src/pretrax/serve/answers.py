@@ -31,15 +31,10 @@ class Delta:
 
 
 class Echo(NamedTuple):
-    """The prompt at the beginning of an answer.
-
-    Attributes:
-        text: text of the prompt.
-        before: how many of its first tokens are before the text: those that begin every text.
-    """
+    """The prompt at the beginning of an answer."""
 
     text: str
-    before: int
+    before: int  # how many of its first tokens are before the text: those that begin every text
 
 
 class Choice:

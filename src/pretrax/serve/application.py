@@ -29,7 +29,6 @@ def make_application(
     """The ASGI application of a service.
 
     Args:
-        keys: who may use it; None: everybody.
         local: without keys, whether only names of this machine are accepted, and no pages of others.
         origins: whose pages may use the server, and which servers its own page may use: `http://127.0.0.1:8001`.
     """
@@ -69,7 +68,6 @@ class _Gate:
     Args:
         origins: None: requests are accepted from any page, under any name of the server.
         work: paths whose requests are counted and limited.
-        free: paths that need no key.
     """
 
     def __init__(

@@ -21,22 +21,15 @@ from pretrax.serve.limits import Refusals
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
-    """Bounds of connections.
+    """Bounds of connections."""
 
-    Attributes:
-        total: connections at a time.
-        per_address: those of one IPv4 address, or of 64 bits of an IPv6 address.
-        head_bytes: size of the request line and the headers.
-        head_seconds: for the head of a request to arrive, from the connection or the end of the answer before.
-        stalled_seconds: in which a client reads nothing although there is something to read.
-        proxies: addresses that name their clients in `X-Forwarded-For`. They have the total limit only.
-    """
-
-    total: int = 1024
-    per_address: int = 256
-    head_bytes: int = 32 << 10
+    total: int = 1024  # connections at a time
+    per_address: int = 256  # those of one IPv4 address, or of 64 bits of an IPv6 address
+    head_bytes: int = 32 << 10  # size of the request line and the headers
+    # For the head of a request to arrive, from the connection or the end of the answer before.
     head_seconds: float = 10.0
-    stalled_seconds: float = 30.0
+    stalled_seconds: float = 30.0  # in which a client reads nothing although there is something to read
+    # Addresses that name their clients in `X-Forwarded-For`. They have the total limit only.
     proxies: Collection[str] = ()
 
 

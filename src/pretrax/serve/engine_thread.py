@@ -25,7 +25,6 @@ class Job:
     gets several blocks at once.
 
     Args:
-        requests: to run.
         at_once: the most of them that the engine has at a time, so that the requests of others are not behind all of
             them.
     """

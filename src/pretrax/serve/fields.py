@@ -14,17 +14,11 @@ from pydantic_core import PydanticCustomError
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """How a field is read.
+    """How a field is read."""
 
-    Attributes:
-        reason: why its other values are refused; empty: the server has the field.
-        neutral: values that ask for nothing; None: all do.
-        same_as: another field; its value asks for nothing.
-    """
-
-    reason: str = ''
-    neutral: tuple[Any, ...] | None = ()
-    same_as: str = ''
+    reason: str = ''  # why its other values are refused; empty: the server has the field
+    neutral: tuple[Any, ...] | None = ()  # values that ask for nothing; None: all do
+    same_as: str = ''  # another field; its value asks for nothing
 
 
 _UNUSED = Field(neutral=None)  # labels, and hints for the speed: no value of it can change an answer

@@ -31,7 +31,6 @@ class Format:
     """The JSON of an answer. A subclass says how a choice looks.
 
     Args:
-        model: the model that answers.
         prefix: prefix of the answer's id.
         kind: the `object` of the answer.
         with_usage: the events of a stream have a `usage`, which is null but in the last.

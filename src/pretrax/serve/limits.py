@@ -102,11 +102,7 @@ class Rate:
 
 
 class Refusals:
-    """Counts what is refused before it is a request, by reason, and reports the first of each.
-
-    Args:
-        report: receives a line.
-    """
+    """Counts what is refused before it is a request, by reason, and reports the first of each."""
 
     def __init__(self, report: Report):
         self._report = report

@@ -73,10 +73,8 @@ async def serve(
     """Serves models until it is asked to stop; then running requests finish, and new ones get 503.
 
     Args:
-        opened: from `bind`.
         stop: asks to stop. None: SIGTERM and SIGINT do; another one, more than a second later, ends the process at
             once.
-        listening: called when clients can connect.
         limits: limits of connections; None: those for what the models can run and queue.
     """
     requests = sum(model.admission.capacity for model in service.models.values())

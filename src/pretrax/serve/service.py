@@ -50,28 +50,18 @@ class Template(Protocol):
 
 @dataclasses.dataclass(eq=False)
 class ServedModel:
-    """A model with its engine.
+    """A model with its engine."""
 
-    Attributes:
-        name: by which clients choose it.
-        template: encodes the messages of a chat; None: a base model, which only continues text.
-        step: training step of the newest weights.
-        created: when they were written, in seconds since 1970.
-        pooling: pooling of embeddings, unless a request says otherwise.
-        normalize: whether embeddings have length 1.
-        end_tokens: end an answer, besides the tokenizer's end-of-text token.
-    """
-
-    name: str
+    name: str  # by which clients choose it
     thread: EngineThread
     tokenizer: Tokenizer
     admission: Admission
-    template: Template | None = None
-    step: int | None = None
-    created: int = 0
-    pooling: Pooling = 'mean'
-    normalize: bool = True
-    end_tokens: tuple[int, ...] = ()
+    template: Template | None = None  # encodes the messages of a chat; None: a base model, which only continues text
+    step: int | None = None  # training step of the newest weights
+    created: int = 0  # when they were written, in seconds since 1970
+    pooling: Pooling = 'mean'  # pooling of embeddings, unless a request says otherwise
+    normalize: bool = True  # whether embeddings have length 1
+    end_tokens: tuple[int, ...] = ()  # end an answer, besides the tokenizer's end-of-text token
     _long_texts: asyncio.Semaphore = dataclasses.field(default_factory=lambda: asyncio.Semaphore(2), init=False)
 
     def swap(self, function: Callable[[], None], step: int, created: int) -> None:
@@ -103,11 +93,6 @@ class ServedModel:
 
     async def tokens(self, text: str | list[int], param: str, how: RawText) -> tuple[int, ...]:
         """The tokens of a prompt, or these tokens; an empty text is the end of the text before.
-
-        Args:
-            text: the prompt.
-            param: the field that has it.
-            how: how a text is read.
 
         Raises:
             ApiError: there are no tokens, one is unknown, or the text is longer than the model can read.

@@ -10,17 +10,11 @@ import yaml
 
 
 class Definition(NamedTuple):
-    """What a number is.
+    """What a number is."""
 
-    Attributes:
-        name: for people, such as 'training loss'.
-        unit: such as 'nats per token'; '' if it has none.
-        meaning: one sentence.
-    """
-
-    name: str
-    unit: str
-    meaning: str
+    name: str  # for people, such as 'training loss'
+    unit: str  # such as 'nats per token'; '' if it has none
+    meaning: str  # one sentence
 
     @property
     def is_fraction(self) -> bool:

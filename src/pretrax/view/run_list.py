@@ -31,35 +31,20 @@ _VALIDATION = b'"val_loss":'
 
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """A line of the list. None: not known.
+    """A line of the list. None: not known."""
 
-    Attributes:
-        name: path below the listed directory.
-        path: the run directory.
-        state: state from `view.state`, or 'unreadable'.
-        why: the reason of the state.
-        step: last step with a line of metrics.
-        steps: configured steps.
-        loss: loss of the newest line that has one; may be NaN.
-        best_val_loss: lowest finite validation loss.
-        best_step: its step.
-        tokens_per_second: tokens per second of the newest line that has one.
-        written: when the last line was written, seconds since 1970.
-        is_partial: the file is so large that the best validation loss is that of its last 8 MiB.
-    """
-
-    name: str
+    name: str  # path below the listed directory
     path: str
-    state: State | Literal['unreadable']
+    state: State | Literal['unreadable']  # state from `view.state`, or 'unreadable'
     why: str = ''
-    step: int = 0
+    step: int = 0  # last step with a line of metrics
     steps: int | None = None
-    loss: float | None = None
-    best_val_loss: float | None = None
+    loss: float | None = None  # loss of the newest line that has one; may be NaN
+    best_val_loss: float | None = None  # lowest finite validation loss
     best_step: int | None = None
-    tokens_per_second: float | None = None
-    written: float | None = None
-    is_partial: bool = False
+    tokens_per_second: float | None = None  # tokens per second of the newest line that has one
+    written: float | None = None  # when the last line was written, seconds since 1970
+    is_partial: bool = False  # the file is so large that the best validation loss is that of its last 8 MiB
 
     @property
     def progress(self) -> float | None:

@@ -38,8 +38,6 @@ def open_trackers(
     Args:
         choices: 'tensorboard': True, for `<directory>/tb`; 'wandb': a project; 'mlflow': a tracking URI, or True for
             the database `./mlflow.db`; 'trackio': a project.
-        directory: the run's directory.
-        name: name of the run.
         config: the resolved configuration, which trackers show.
         resumed_step: 0 for a new run.
         say: receives the URL or command of each tracker.

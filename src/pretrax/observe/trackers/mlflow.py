@@ -25,7 +25,6 @@ class MLflow:
     Args:
         uri: of the tracking server or its database; True: the database `./mlflow.db`, with files in `./mlartifacts`.
         directory: directory of the run; it keeps the id of the MLflow run.
-        name: name of the run.
         config: becomes the parameters of the MLflow run.
     """
 

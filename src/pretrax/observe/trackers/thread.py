@@ -26,7 +26,6 @@ class TrackerThread:
     ones in a tracker that can remove points; another tracker keeps the earlier ones, and gets no second value for them.
 
     Args:
-        tracker: it is used by this thread only.
         past: the lines of earlier processes, oldest first.
         resumed_step: the step that training continues from.
         report: receives a warning if the tracker fails, which ends its use.

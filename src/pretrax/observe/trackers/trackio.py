@@ -20,10 +20,7 @@ class Trackio:
     """A run in a project of Trackio, whose database is in `TRACKIO_DIR` (default: ~/.cache/huggingface/trackio).
 
     Args:
-        project: name of the project.
         directory: directory of the run; it keeps the id of the Trackio run.
-        name: name of the run.
-        config: the configuration that Trackio shows.
     """
 
     name = 'Trackio'

@@ -18,10 +18,7 @@ class WeightsAndBiases:
     """A W&B run. W&B cannot remove points: steps that are trained again keep their first values.
 
     Args:
-        project: name of the project.
         directory: directory of the run; it keeps the id of the W&B run, and W&B's files.
-        name: name of the run.
-        config: the configuration that W&B shows.
     """
 
     name = 'W&B'

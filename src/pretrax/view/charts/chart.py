@@ -13,21 +13,16 @@ class Line:
     """A line of finite points.
 
     Attributes:
-        name: name in the legend.
         x, y: of the same length.
-        smoothed: the smoothed values, as many as `y`; None: not smoothed.
-        color: number of the color; lines of one run share theirs.
-        style: number of the line style; lines of one key share theirs.
-        left_out: number of points that cannot be drawn, and why: '1 not finite'; '' if there is none.
     """
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    smoothed: Sequence[float] | None = None
-    color: int = 0
-    style: int = 0
-    left_out: str = ''
+    smoothed: Sequence[float] | None = None  # the smoothed values, as many as `y`; None: not smoothed
+    color: int = 0  # number of the color; lines of one run share theirs
+    style: int = 0  # number of the line style; lines of one key share theirs
+    left_out: str = ''  # number of points that cannot be drawn, and why: '1 not finite'; '' if there is none
 
     @property
     def label(self) -> str:

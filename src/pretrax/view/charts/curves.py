@@ -34,17 +34,12 @@ class RunMetrics:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """The finite values of one key of one run.
-
-    Attributes:
-        x: the same as `steps`, or tokens, or seconds since the run's first line.
-        nonfinite: number of the values that are left out.
-    """
+    """The finite values of one key of one run."""
 
     run: str
     key: str
     steps: list[float]
-    x: list[float]
+    x: list[float]  # the same as `steps`, or tokens, or seconds since the run's first line
     values: list[float]
     nonfinite: int = 0
 

@@ -17,15 +17,10 @@ _SAME_BATCHES = ('seed', 'batch.tokens', 'batch.sequence_length')
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """Runs of one configuration and one version of the code.
+    """Runs of one configuration and one version of the code."""
 
-    Attributes:
-        letter: 'A' for the baseline.
-        name: what the names of its runs have in common.
-    """
-
-    letter: str
-    name: str
+    letter: str  # 'A' for the baseline
+    name: str  # what the names of its runs have in common
     runs: Sequence[RunRecord]
 
     @property

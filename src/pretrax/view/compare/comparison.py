@@ -20,34 +20,22 @@ LARGEST = 1e30  # a loss beyond it counts as infinite, since the squares of diff
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to compare, and how.
+    """What to compare, and how."""
 
-    Attributes:
-        key: key of the metrics; None: `val_loss` if all runs have it, else `loss`.
-        window: the part of a run over which training losses are averaged.
-        confidence: confidence of all intervals of a comparison together.
-        seed_noise: standard deviation of the final loss between seeds, if it is known.
-        separate: every run is an arm.
-    """
-
-    key: str | None = None
-    window: float = 0.1
-    confidence: float = 0.95
-    seed_noise: float | None = None
-    separate: bool = False
+    key: str | None = None  # key of the metrics; None: `val_loss` if all runs have it, else `loss`
+    window: float = 0.1  # the part of a run over which training losses are averaged
+    confidence: float = 0.95  # confidence of all intervals of a comparison together
+    seed_noise: float | None = None  # standard deviation of the final loss between seeds, if it is known
+    separate: bool = False  # every run is an arm
 
 
 class Curve(NamedTuple):
-    """The numbers of a key of a run; x in tokens, or in steps. NaN and infinity are left out and counted.
-
-    Attributes:
-        is_finite: whether the newest number is finite.
-    """
+    """The numbers of a key of a run; x in tokens, or in steps. NaN and infinity are left out and counted."""
 
     x: np.ndarray
     y: np.ndarray
     nonfinite: int
-    is_finite: bool
+    is_finite: bool  # whether the newest number is finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,16 +43,13 @@ class Earlier:
     """How much earlier the better arm reaches the final loss of the other.
 
     Attributes:
-        by: letter of the arm that is earlier.
-        end: x at which the other arm ends.
-        at: x at which the final loss of the other arm is reached.
         low, high: the same at both ends of the interval of the loss; None: not known. `high` is infinite if the arm
             never gets so low.
     """
 
     by: str
-    end: float
-    at: float
+    end: float  # x at which the other arm ends
+    at: float  # x at which the final loss of the other arm is reached
     low: float | None = None
     high: float | None = None
 
@@ -79,44 +64,33 @@ class Comparison:
     """An arm B against the baseline A.
 
     Attributes:
-        end: x at which the losses are compared.
         a, b: the final losses, one per seed; in the same order if `method` is paired.
-        difference: mean of B - mean of A.
-        interval: of the difference between configurations; None if the noise between seeds is not known.
         within: interval of the mean difference of the training losses of these two runs; it says nothing of other
             seeds.
-        why: one sentence.
-        notes: what to keep in mind.
     """
 
     arm: Arm
-    end: float
+    end: float  # x at which the losses are compared
     a: list[float]
     b: list[float]
-    difference: float
-    interval: Interval | None
+    difference: float  # mean of B - mean of A
+    interval: Interval | None  # of the difference between configurations; None if the noise between seeds is not known
     method: str
     within: Interval | None
     verdict: Verdict
     why: str
     earlier: Earlier | None
-    notes: list[str]
+    notes: list[str]  # what to keep in mind
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A comparison of arms with the first of them.
-
-    Attributes:
-        key: what is compared.
-        x_name: 'tokens' or 'step'.
-        confidence: confidence of each interval, so that all hold together with that of `Options` (Bonferroni).
-    """
+    """A comparison of arms with the first of them."""
 
     arms: list[Arm]
     key: str
-    x_name: str
-    confidence: float
+    x_name: str  # 'tokens' or 'step'
+    confidence: float  # confidence of each interval, so that all hold together with that of `Options` (Bonferroni)
     options: Options
     differences: list[Difference]
     comparisons: list[Comparison]

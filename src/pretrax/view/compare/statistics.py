@@ -13,16 +13,12 @@ import numpy as np
 
 
 class Interval(NamedTuple):
-    """A confidence interval of the difference B - A.
-
-    Attributes:
-        degrees: degrees of freedom of Student's t; infinite for a normal distribution.
-    """
+    """A confidence interval of the difference B - A."""
 
     estimate: float
     low: float
     high: float
-    degrees: float
+    degrees: float  # degrees of freedom of Student's t; infinite for a normal distribution
 
     @property
     def half(self) -> float:

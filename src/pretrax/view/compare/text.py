@@ -20,18 +20,13 @@ _COLUMNS = ('seed_deviation', 'best', 'last', 'tokens_per_second', 'mfu')
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A part of the comparison: paragraphs, then a table whose first row has the headings, if it has one.
-
-    Attributes:
-        terms: that it uses, as in `view.definitions`.
-        columns: terms of the columns, if they have definitions.
-    """
+    """A part of the comparison: paragraphs, then a table whose first row has the headings, if it has one."""
 
     title: str
     paragraphs: list[str]
     rows: list[list[str]]
-    terms: Sequence[str]
-    columns: Sequence[str] = ()
+    terms: Sequence[str]  # that it uses, as in `view.definitions`
+    columns: Sequence[str] = ()  # terms of the columns, if they have definitions
 
 
 def sections(result: Result) -> list[Section]:

@@ -21,16 +21,14 @@ class Points(NamedTuple):
     """Arrays of the same length.
 
     Attributes:
-        steps: int64, of the last number of each point.
         means, lows, highs: float64, of the finite numbers of each point; NaN: it has none.
-        finite: int64, how many numbers of each point are finite.
     """
 
-    steps: np.ndarray
+    steps: np.ndarray  # int64, of the last number of each point
     means: np.ndarray
     lows: np.ndarray
     highs: np.ndarray
-    finite: np.ndarray
+    finite: np.ndarray  # int64, how many numbers of each point are finite
 
     def part(self, where: slice) -> 'Points':
         return Points(*(array[where] for array in self))

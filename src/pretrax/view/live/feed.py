@@ -28,12 +28,7 @@ class _Kept(NamedTuple):
 
 
 class Feed:
-    """The events of all runs. Only the thread of the event loop uses it.
-
-    Attributes:
-        runs: the watched runs, by id.
-        readers: number of open streams.
-    """
+    """The events of all runs. Only the thread of the event loop uses it."""
 
     def __init__(self) -> None:
         self.runs: dict[str, WatchedRun] = {}

@@ -24,18 +24,11 @@ _COMPARED = 256  # bytes before the place where reading continues
 
 
 class Appended(NamedTuple):
-    """The lines that were appended since the last read.
+    """The lines that were appended since the last read."""
 
-    Attributes:
-        lines: complete lines, each with its newline.
-        replaced: whether the file was replaced or removed. Then `lines` are from its beginning.
-        more: whether there may be more to read now.
-        exists: whether the file exists.
-    """
-
-    lines: bytes
-    replaced: bool = False
-    more: bool = False
+    lines: bytes  # complete lines, each with its newline
+    replaced: bool = False  # whether the file was replaced or removed. Then `lines` are from its beginning.
+    more: bool = False  # whether there may be more to read now
     exists: bool = True
 
 

@@ -48,13 +48,11 @@ class WatchedRun:
     """A run on a disk or in a bucket, which need not exist yet. Its methods may be called from several threads.
 
     Args:
-        path: the run directory.
         name: under which it is shown.
 
     Attributes:
         id: unique among the watched runs.
         state: 'waiting' (nothing was written), 'removed', or one of `observe.attempts.State`.
-        more: whether there is more to read now.
         heard: when the newest line was written, or else read, in seconds since 1970.
     """
 

@@ -18,9 +18,6 @@ MOST_RUNS = 64
 class Places:
     """The runs and directories of runs that were given.
 
-    Args:
-        given: paths or URLs.
-
     Attributes:
         hidden: number of runs beyond `MOST_RUNS`, which are not watched.
         is_remote: whether a directory of runs is in a bucket.

@@ -95,9 +95,6 @@ def make_application(feed: Feed, refusals: Refusals, *, keys: Keys | None = None
     """The ASGI application of the page.
 
     Args:
-        feed: what is watched.
-        refusals: counts wrong keys.
-        keys: who may watch; None: everybody.
         local: without keys, whether only names of this machine are accepted.
     """
     folder = resources.files('pretrax.view') / 'live' / 'page'
@@ -110,11 +107,7 @@ def make_application(feed: Feed, refusals: Refusals, *, keys: Keys | None = None
 
 
 class _Gate:
-    """Lets requests in that may come in.
-
-    Args:
-        free: paths that need no key.
-    """
+    """Lets requests in that may come in."""
 
     def __init__(self, application: ASGIApp, refusals: Refusals, keys: Keys | None, local: bool, free: Collection[str]):
         self._application, self._refusals = application, refusals
@@ -164,12 +157,7 @@ async def watch_in_browser(
     listening: Callable[[], None],
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Serves the page until SIGTERM or SIGINT, or until `stop` is set.
-
-    Args:
-        opened: from `serve.listen.bind`.
-        listening: called when browsers can connect.
-    """
+    """Serves the page until SIGTERM or SIGINT, or until `stop` is set."""
     feed, refusals = Feed(), Refusals(report)
     following = asyncio.create_task(Watch(places, feed).run())
 

@@ -34,11 +34,7 @@ _CHART = 8  # least rows of a chart, and those around it
 
 
 def watch_in_terminal(places: Places, stream: TextIO | None = None) -> None:
-    """Shows runs until all have ended, or until Ctrl-C. Where runs may appear, until Ctrl-C.
-
-    Args:
-        stream: standard output by default.
-    """
+    """Shows runs until all have ended, or until Ctrl-C. Where runs may appear, until Ctrl-C."""
     console = rich.console.Console(file=stream or unfiltered_output(), highlight=False, soft_wrap=False)
     with _until_signal() as stop:
         if console.is_terminal and not console.is_dumb_terminal:

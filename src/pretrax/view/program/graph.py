@@ -24,28 +24,17 @@ _ROOTS = {
 
 @dataclasses.dataclass
 class Group:
-    """A box of the picture that opens.
-
-    Attributes:
-        name: as shown.
-        phase: most frequent phase of its kernels.
-        turns: iterations, of a loop.
-        groups: groups inside, by name.
-        operations: operations that are directly inside.
-        kernels: number of kernels that run in one step.
-        flops: FLOPs of one step.
-        bytes: read and written in one step.
-        communication: bytes of collectives in one step, by kind and axes.
-    """
+    """A box of the picture that opens."""
 
     name: str
-    phase: str = 'forward'
-    turns: int = 1
+    phase: str = 'forward'  # most frequent phase of its kernels
+    turns: int = 1  # iterations, of a loop
     groups: dict[str, 'Group'] = dataclasses.field(default_factory=dict)
     operations: list[Operation] = dataclasses.field(default_factory=list)
-    kernels: int = 0
-    flops: float = 0.0
-    bytes: float = 0.0
+    kernels: int = 0  # number of kernels that run in one step
+    flops: float = 0.0  # FLOPs of one step
+    bytes: float = 0.0  # read and written in one step
+    # Bytes of collectives in one step, by kind and axes.
     communication: Counter[str] = dataclasses.field(default_factory=Counter)
 
     def everything(self) -> Iterator[Operation]:

@@ -32,13 +32,7 @@ BOXES = 1500  # of an SVG file, at most about
 
 
 def page_of(program: Program, title: str, where: str = '') -> str:
-    """An HTML page that needs no network.
-
-    Args:
-        program: the program.
-        title: heading.
-        where: the hardware.
-    """
+    """An HTML page that needs no network."""
     data = _data(program, title)
     axes = [(_axis_class((axis,)), f'collectives over {axis}') for axis, n in program.mesh.items() if n > 1]
     if len(axes) > 1:

@@ -10,23 +10,14 @@ from pretrax.storage import AnyPath
 
 
 class SavedCheckpoint(NamedTuple):
-    """A checkpoint.
-
-    Attributes:
-        step: its step.
-        size: size of its files, bytes.
-        files: number of files.
-        written: when its manifest was written, seconds since 1970; None in a bucket.
-        val_loss: validation loss of its step, if there was an evaluation.
-        finite: whether all weights and the optimizer state are finite; None: not known.
-    """
+    """A checkpoint."""
 
     step: int
-    size: int
+    size: int  # size of its files, bytes
     files: int
-    written: float | None
-    val_loss: float | None
-    finite: bool | None
+    written: float | None  # when its manifest was written, seconds since 1970; None in a bucket
+    val_loss: float | None  # validation loss of its step, if there was an evaluation
+    finite: bool | None  # whether all weights and the optimizer state are finite; None: not known
 
 
 def saved_checkpoints(directory: AnyPath, warnings: list[str]) -> list[SavedCheckpoint]:

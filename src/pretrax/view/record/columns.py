@@ -13,33 +13,22 @@ from pretrax.observe.metrics import is_metrics, restored
 
 
 class Column(NamedTuple):
-    """The numbers of one key, in the order of the file. Three arrays of the same length.
+    """The numbers of one key, in the order of the file. Three arrays of the same length."""
 
-    Attributes:
-        steps: int64.
-        values: float64. NaN and infinity are values. A line whose value is null, or that lacks the key, is left out.
-        lines: int64, index of each number's line among the lines of metrics, from 0.
-    """
-
-    steps: np.ndarray
+    steps: np.ndarray  # int64
+    # Float64. NaN and infinity are values. A line whose value is null, or that lacks the key, is left out.
     values: np.ndarray
-    lines: np.ndarray
+    lines: np.ndarray  # int64, index of each number's line among the lines of metrics, from 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Columns(Mapping[str, Column]):
-    """{key: column}, in the order of the keys' first appearance, without 'step' and 'time'.
-
-    Attributes:
-        steps: steps of each line, int64.
-        times: times of each line, seconds since 1970, float64; NaN for a line that has none.
-        skipped: number of lines that are not lines of metrics, without an incomplete last line.
-    """
+    """{key: column}, in the order of the keys' first appearance, without 'step' and 'time'."""
 
     by_key: dict[str, Column]
-    steps: np.ndarray
-    times: np.ndarray
-    skipped: int = 0
+    steps: np.ndarray  # steps of each line, int64
+    times: np.ndarray  # times of each line, seconds since 1970, float64; NaN for a line that has none
+    skipped: int = 0  # number of lines that are not lines of metrics, without an incomplete last line
 
     def __getitem__(self, key: str) -> Column:
         return self.by_key[key]

@@ -41,39 +41,23 @@ class Size(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """A run, as its files describe it. Missing files give empty values or None.
+    """A run, as its files describe it. Missing files give empty values or None."""
 
-    Attributes:
-        name: from its configuration, else that of the directory.
-        path: the run directory, on a disk or in a bucket.
-        metrics: the lines of `metrics.jsonl` and `evaluations.jsonl` as columns.
-        settings: the resolved configuration, with the origin of each value.
-        notes: what the configuration notes about itself.
-        startup: (topic, text) of each line of `startup.txt`; the topic may be ''.
-        environment: `environment.json`: versions, hardware, command, sizes; see docs/see.md.
-        events: the lines of `attempts.jsonl`.
-        attempts: what the events say about each attempt to train.
-        pauses: the lines of `pauses.jsonl`: {"time", "step", "work", "seconds"} of what was done between steps.
-        checkpoints: those that exist, oldest first.
-        samples: the lines of `samples.jsonl`: {"step", "prompt", "text"}.
-        state: whether it runs, and how it ended.
-        warnings: what could not be read, for the user.
-    """
-
-    name: str
-    path: AnyPath
-    metrics: Columns
-    settings: list[Setting]
-    notes: list[str]
-    startup: list[tuple[str, str]]
-    environment: dict[str, Any]
-    events: list[dict[str, Any]]
-    attempts: list[Attempt]
+    name: str  # from its configuration, else that of the directory
+    path: AnyPath  # the run directory, on a disk or in a bucket
+    metrics: Columns  # the lines of `metrics.jsonl` and `evaluations.jsonl` as columns
+    settings: list[Setting]  # the resolved configuration, with the origin of each value
+    notes: list[str]  # what the configuration notes about itself
+    startup: list[tuple[str, str]]  # (topic, text) of each line of `startup.txt`; the topic may be ''
+    environment: dict[str, Any]  # `environment.json`: versions, hardware, command, sizes; see docs/see.md
+    events: list[dict[str, Any]]  # the lines of `attempts.jsonl`
+    attempts: list[Attempt]  # what the events say about each attempt to train
+    # The lines of `pauses.jsonl`: {"time", "step", "work", "seconds"} of what was done between steps.
     pauses: list[dict[str, Any]]
-    checkpoints: list[SavedCheckpoint]
-    samples: list[dict[str, Any]]
-    state: RunState
-    warnings: list[str]
+    checkpoints: list[SavedCheckpoint]  # those that exist, oldest first
+    samples: list[dict[str, Any]]  # the lines of `samples.jsonl`: {"step", "prompt", "text"}
+    state: RunState  # whether it runs, and how it ended
+    warnings: list[str]  # what could not be read, for the user
 
     def setting(self, key: str) -> Any:
         """The value of a dotted key of the configuration."""

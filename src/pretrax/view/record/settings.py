@@ -9,19 +9,12 @@ from pretrax.config.registry import DEFAULTS, option_names
 
 
 class Setting(NamedTuple):
-    """A value of a configuration.
+    """A value of a configuration."""
 
-    Attributes:
-        key: dotted, such as 'optimizer.learning_rate'.
-        text: as it is written in the file.
-        value: value of `text`: a number, text, True, False, None, a list or a dict.
-        origin: 'configs/a.yaml:3', 'override', 'default', 'preset gpt2', 'derived', ...; '' if the file has none.
-    """
-
-    key: str
-    text: str
-    value: Any
-    origin: str
+    key: str  # dotted, such as 'optimizer.learning_rate'
+    text: str  # as it is written in the file
+    value: Any  # value of `text`: a number, text, True, False, None, a list or a dict
+    origin: str  # 'configs/a.yaml:3', 'override', 'default', 'preset gpt2', 'derived', ...; '' if the file has none
 
 
 def value_of(settings: Iterable[Setting], key: str, default: Any = None) -> Any:

@@ -16,24 +16,16 @@ SILENCE = 600.0  # seconds; a run in a bucket that has written nothing for longe
 
 
 class RunState(NamedTuple):
-    """The state of a run.
+    """The state of a run."""
 
-    Attributes:
-        name: 'running', 'finished', 'stopped', 'failed', or 'lost': it ended without saying how, as after a kill.
-        why: the reason, or who runs it; '' if it is not known.
-    """
-
-    name: State
-    why: str = ''
+    name: State  # 'running', 'finished', 'stopped', 'failed', or 'lost': it ended without saying how, as after a kill
+    why: str = ''  # the reason, or who runs it; '' if it is not known
 
 
 def state_of(path: AnyPath, attempts: list[Attempt], metrics: Columns, steps: int | None) -> RunState:
     """The state of a run: what its last attempt has written about its end, else whether a process has its lock.
 
     Args:
-        path: the run directory.
-        attempts: its attempts, oldest first.
-        metrics: its metrics.
         steps: configured steps of the whole run; None: not known.
     """
     last = attempts[-1] if attempts else None

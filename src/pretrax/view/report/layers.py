@@ -16,17 +16,11 @@ _NOT_BY_LAYER = {'loss_by_position': 'part of the sequence', 'loss_by_source': '
 
 
 class LayerChart(NamedTuple):
-    """A chart of one statistic: of all weights of a layer, or of one weight, which the reader chooses.
-
-    Attributes:
-        definition: definition of the statistic.
-        choices: (name of the weight, or 'all', index in `layers_data`).
-        every: each this many lines of the file is shown.
-    """
+    """A chart of one statistic: of all weights of a layer, or of one weight, which the reader chooses."""
 
     definition: Definition
-    choices: list[tuple[str, int]]
-    every: int
+    choices: list[tuple[str, int]]  # (name of the weight, or 'all', index in `layers_data`)
+    every: int  # each this many lines of the file is shown
 
 
 def layer_charts(layers: list[dict[str, Any]]) -> list[LayerChart]:

@@ -34,17 +34,12 @@ class Interval:
 
 @dataclasses.dataclass
 class Time:
-    """Time of an operation in all its runs.
-
-    Attributes:
-        runs: number of runs.
-        elapsed: from start to end, summed over the runs, without the operations that it contains on its stream.
-        counted: its part of the device's busy time. For communication: the time that nothing hides.
-    """
+    """Time of an operation in all its runs."""
 
     runs: int = 0
+    # From start to end, summed over the runs, without the operations that it contains on its stream.
     elapsed: float = 0.0
-    counted: float = 0.0
+    counted: float = 0.0  # its part of the device's busy time. For communication: the time that nothing hides.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,8 +71,6 @@ def device_time(intervals: Sequence[Interval], first: float, last: float) -> Dev
 
     Args:
         intervals: what ran on the device, in any order. Those of one stream are disjoint or contain each other.
-        first: start of the time.
-        last: end of the time.
     """
     times: dict[int, Time] = defaultdict(Time)
     pieces = []

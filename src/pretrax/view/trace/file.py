@@ -32,21 +32,16 @@ class Event:
     """An operation, or a copy, that ran once.
 
     Attributes:
-        device: such as 'GPU 0'.
-        stream: what runs one operation at a time: a stream, or a thread of a CPU.
-        name: name of the instruction in the program; of the kernel or copy if it belongs to none.
-        module: the program; '' if not known.
         start, end: in nanoseconds.
-        run: the execution of the program; None if not known.
     """
 
-    device: str
-    stream: str
-    name: str
-    module: str
+    device: str  # such as 'GPU 0'
+    stream: str  # what runs one operation at a time: a stream, or a thread of a CPU
+    name: str  # name of the instruction in the program; of the kernel or copy if it belongs to none
+    module: str  # the program; '' if not known
     start: float
     end: float
-    run: int | None = None
+    run: int | None = None  # the execution of the program; None if not known
 
 
 def trace_files(profile: AnyPath) -> list[AnyPath]:

@@ -48,27 +48,17 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The time of an operation, or of a scope or source line in one phase, per step and device.
+    """The time of an operation, or of a scope or source line in one phase, per step and device."""
 
-    Attributes:
-        name: name of the scope ('layer/attention'), operation or source line.
-        seconds: part of the device's busy time. All rows sum to it. For communication: time that nothing hides.
-        elapsed: from start to end of the operations, hidden or not.
-        flops: FLOPs of products; None without a program.
-        bytes: read and written; None without a program.
-        best: seconds that the device's peak and bandwidth allow; None if they are not known.
-        rank: rank in `device_time`: computation, communication, copy, or container.
-    """
-
-    name: str
+    name: str  # name of the scope ('layer/attention'), operation or source line
     phase: str
     runs: float
-    seconds: float
-    elapsed: float
-    flops: float | None
-    bytes: float | None
-    best: float | None
-    rank: int
+    seconds: float  # part of the device's busy time. All rows sum to it. For communication: time that nothing hides.
+    elapsed: float  # from start to end of the operations, hidden or not
+    flops: float | None  # FLOPs of products; None without a program
+    bytes: float | None  # read and written; None without a program
+    best: float | None  # seconds that the device's peak and bandwidth allow; None if they are not known
+    rank: int  # rank in `device_time`: computation, communication, copy, or container
 
     @property
     def roofline(self) -> float | None:
@@ -94,37 +84,23 @@ class TracedGap:
 
 @dataclasses.dataclass(frozen=True)
 class TracedSteps:
-    """The steps of a trace.
-
-    Attributes:
-        first: number of the first step; None if the trace does not say.
-        reason: why they were traced; ''.
-        seconds: seconds of a step, from its first operation to the first one of the next step, or to its last one.
-        busy: seconds of these in which the device ran something.
-        between: seconds between the last operation of a step and the first one of the next: it waits for the host.
-        communicating: seconds of communication, hidden or not.
-        operations: a row per operation, longest first.
-        gaps: the longest gaps of one device, within steps.
-        memory: memory of a device when the trace began, as `steps.json` has it.
-        predicted: seconds by phase that `scale/roofline.py` predicts, hidden ones left out; {}: none.
-        program: the program of the step; None: its text is missing.
-    """
+    """The steps of a trace."""
 
     path: AnyPath
-    first: int | None
+    first: int | None  # number of the first step; None if the trace does not say
     steps: int
     devices: int
-    reason: str
-    seconds: float
-    busy: float
-    between: float
-    communicating: float
-    operations: tuple[Row, ...]
-    gaps: tuple[TracedGap, ...]
-    memory: Mapping[str, Any]
+    reason: str  # why they were traced; ''
+    seconds: float  # seconds of a step, from its first operation to the first one of the next step, or to its last one
+    busy: float  # seconds of these in which the device ran something
+    between: float  # seconds between the last operation of a step and the first one of the next: it waits for the host
+    communicating: float  # seconds of communication, hidden or not
+    operations: tuple[Row, ...]  # a row per operation, longest first
+    gaps: tuple[TracedGap, ...]  # the longest gaps of one device, within steps
+    memory: Mapping[str, Any]  # memory of a device when the trace began, as `steps.json` has it
     limits: Limits
-    predicted: Mapping[str, float]
-    program: Program | None
+    predicted: Mapping[str, float]  # seconds by phase that `scale/roofline.py` predicts, hidden ones left out; {}: none
+    program: Program | None  # the program of the step; None: its text is missing
 
     @property
     def idle(self) -> float:
