@@ -1,6 +1,4 @@
-"""Word n-grams that task documents share with training text (Brown et al.
-2020, arXiv:2005.14165, appendix C). No JAX here.
-"""
+"""Word n-grams that tasks share with training text (Brown et al. 2020, arXiv:2005.14165, appendix C). No JAX here."""
 
 import dataclasses
 import itertools
@@ -118,9 +116,7 @@ def overlaps(ngrams: Ngrams, places: Mapping[int, int]) -> dict[str, TaskOverlap
 
 
 def texts_of_task(task: Task, settings: Settings) -> list[list[str]]:
-    """The text of each document of a task: the question of its first request
-    with the answer, which is the right one.
-    """
+    """The text of each document of a task: the question of its first request with the right answer."""
 
     def text(document: Document) -> str:
         request = document.requests[0]

@@ -1,6 +1,4 @@
-"""Answers the requests of tasks: texts become tokens as
-in lm-evaluation-harness (Gao et al., `lm_eval/api/model.py`).
-"""
+"""Answers the requests of tasks. Texts become tokens as in lm-evaluation-harness (`lm_eval/api/model.py`)."""
 
 import math
 from collections.abc import Sequence

@@ -12,9 +12,7 @@ _OPERATIONS = {'+': operator.add, '-': operator.sub}
 
 
 def arithmetic(settings: Settings) -> list[Document]:
-    """Sums and differences of numbers with 1, 2 and 3 digits, after four solved ones.
-    As in Brown et al. 2020, section 3.9.1.
-    """
+    """Sums and differences of numbers with 1 to 3 digits, after four solved ones. Brown et al. 2020, section 3.9.1."""
     rng = settings.random('arithmetic')
     documents = []
     for digits in (1, 2, 3):
@@ -32,9 +30,7 @@ def _problem(rng: random.Random, digits: int) -> tuple[str, int]:
 
 
 def copying(settings: Settings) -> list[Document]:
-    """A sequence of made-up words, and its beginning once more: the next word.
-    As in Olsson et al. 2022, arXiv:2209.11895.
-    """
+    """A sequence of made-up words, and its beginning again: the next word. Olsson et al. 2022, arXiv:2209.11895."""
     rng = settings.random('copying')
     documents = []
     for length in settings.lengths or LENGTHS:

@@ -18,9 +18,7 @@ class Likelihood:
 
 @dataclasses.dataclass(frozen=True)
 class Rolling:
-    """Asks for the log probability of a whole text,
-    after the token that ends the text before. The answer is a `Score`.
-    """
+    """Asks for the log probability of a text after the token that ends the text before. The answer is a `Score`."""
 
     text: str
 

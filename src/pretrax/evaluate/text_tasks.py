@@ -42,9 +42,7 @@ def bits_per_byte(texts: Sequence[str], name: str, settings: Settings) -> list[D
 
 
 def cloze(settings: Settings) -> list[Document]:
-    """The last word of a paragraph, which occurs in it before. As in Paperno et al.
-    2016, arXiv:1606.06031 (LAMBADA).
-    """
+    """The last word of a paragraph, which occurs in it before. Paperno et al. 2016, arXiv:1606.06031 (LAMBADA)."""
     found = []
     for _, text in _paragraphs():
         match = re.fullmatch(r'(.{80,600}) ([A-Za-z]{4,})\.', text)

@@ -38,9 +38,7 @@ Seed = Annotated[int, Setting('seed of the sampling', 'a whole number, 0 or more
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a token is chosen. The logits are biased, penalized,
-    divided by the temperature and filtered, in this order.
-    """
+    """How a token is chosen. Logits are biased, penalized, divided by the temperature and filtered, in this order."""
 
     temperature: Temperature = 1.0
     top_k: TopK | None = None

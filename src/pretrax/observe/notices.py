@@ -1,6 +1,4 @@
-"""What a run notifies of: its end, a rollback, a stall, and that it goes on after these;
-and a launcher, if it was killed.
-"""
+"""Notices of a run: its end, a rollback, a stall, and that it recovered; and of a launcher, if the run was killed."""
 
 import pathlib
 import threading

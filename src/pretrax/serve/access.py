@@ -9,7 +9,9 @@ import urllib.parse
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from pretrax.errors import UserError
 from pretrax.serve.errors import ApiError, busy
@@ -81,11 +83,6 @@ def _unknown_key() -> ApiError:
     return ApiError(401, message, code='invalid_api_key', headers={'www-authenticate': 'Bearer'})
 
 
-def client_of(scope: Mapping[str, Any]) -> str:
-    """The address of the client of an ASGI scope, as `network` counts it."""
-    return network((scope.get('client') or ('',))[0])
-
-
 def network(address: str) -> str:
     """What counts as one address of a client: an IPv4 address, or the first 64 bits of an IPv6 address."""
     try:
@@ -134,6 +131,27 @@ def check_local(headers: Mapping[str, str], origins: Collection[str]) -> None:
     origin = headers.get('origin')
     if origin is not None and origin not in origins and _host(origin) != host:
         raise ApiError(403, f'requests from pages of {origin} need --allow-origin {origin}')
+
+
+async def admit(
+    scope: Scope, keys: Keys | None, origins: Collection[str] | None, free: Collection[str], refusals: Refusals
+) -> str:
+    """Refuses a request that may not come in, and otherwise names its client: by its key, or by its address.
+
+    Args:
+        keys: who may use the server; None: everybody.
+        origins: as of `check_local`; None: requests are accepted from any page, under any name of the server.
+        free: paths that need no key.
+
+    Raises:
+        ApiError: 401, 403 or 429.
+    """
+    headers, address = Headers(scope=scope), network((scope.get('client') or ('',))[0])
+    if origins is not None:
+        check_local(headers, origins)
+    if keys is None or scope['path'] in free:
+        return address
+    return await keys.client(headers, address, refusals)
 
 
 def _host(origin: str) -> str | None:

@@ -5,16 +5,15 @@ from importlib import resources
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pretrax.page_kit.served import Endpoint, page_files
+from pretrax.page_kit.served import page_files
 from pretrax.serve import chat, completions, embeddings, status, tokens
-from pretrax.serve.access import Keys, check_local, client_of
+from pretrax.serve.access import Keys, admit
 from pretrax.serve.errors import ApiError
 from pretrax.serve.generation import OUTCOME
 from pretrax.serve.limits import Rate
@@ -47,7 +46,7 @@ def make_application(
         '/ready': status.ready,
         '/metrics': status.metrics,
     }
-    page = _page(origins)
+    page = page_files(resources.files('pretrax.serve') / 'page', f"connect-src 'self' {' '.join(origins)}")
     routes = [Route(path, endpoint, methods=['POST']) for path, endpoint in posts.items()]
     routes += [Route(path, endpoint, methods=['GET']) for path, endpoint in (gets | page).items()]
     handlers: Any = {ApiError: _error, HTTPException: _error, Exception: _error}
@@ -98,7 +97,7 @@ class _Gate:
 
         self._service.running += work
         try:
-            await self._check(scope, path, work)
+            await self._check(scope, work)
             await self._application(scope, receive, observed)
         except ApiError as error:
             await error.response()(scope, receive, observed)
@@ -107,12 +106,8 @@ class _Gate:
             if work:
                 self._service.metrics.requests.labels(path, scope.get(OUTCOME) or str(code)).inc()
 
-    async def _check(self, scope: Scope, path: str, work: bool) -> None:
-        headers, client = Headers(scope=scope), client_of(scope)
-        if self._origins is not None:
-            check_local(headers, self._origins)
-        if self._keys is not None and path not in self._free:
-            client = await self._keys.client(headers, client, self._service.metrics.refusals)
+    async def _check(self, scope: Scope, work: bool) -> None:
+        client = await admit(scope, self._keys, self._origins, self._free, self._service.metrics.refusals)
         if work and self._service.draining:
             advice = {'retry-after': '5', 'connection': 'close'}
             raise ApiError(503, 'the server is shutting down', code='draining', headers=advice)
@@ -130,8 +125,3 @@ async def _error(http: Any, error: Exception) -> Response:
         error.status_code, error.detail
     )
     return ApiError(error.status_code, message, headers=error.headers).response()
-
-
-def _page(origins: Sequence[str]) -> dict[str, Endpoint]:
-    """The files of the chat page by their paths; `/` is index.html."""
-    return page_files(resources.files('pretrax.serve') / 'page', f"connect-src 'self' {' '.join(origins)}")

@@ -1,6 +1,4 @@
-"""The JSON that clients send. A field that is unknown, or asks for what the server cannot do,
-is an error, never ignored.
-"""
+"""The JSON that clients send. A field that is unknown, or asks for what the server cannot do, is an error."""
 
 import random
 from collections.abc import Mapping
@@ -32,9 +30,7 @@ _LONGEST_ID = 19  # digits of a token
 
 
 class _Object(BaseModel):
-    """A JSON object. `neutral` has the fields and values that ask for nothing,
-    and what else is refused with a reason.
-    """
+    """A JSON object. `neutral` has fields and values that ask for nothing, and what is refused with a reason."""
 
     model_config = ConfigDict(extra='forbid', strict=True)
     neutral: ClassVar[Mapping[str, fields.Field]] = {}

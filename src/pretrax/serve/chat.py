@@ -42,9 +42,7 @@ async def chat_completions(http: Any) -> Generation:
 
 
 async def _prompt(model: ServedModel, template: Template, body: ChatBody) -> tuple[int, ...]:
-    """The tokens of a conversation. Raises ApiError 400 if they are too many,
-    or the template does not write all of it.
-    """
+    """The tokens of a conversation. Raises ApiError 400 if they are too many, or the template leaves something out."""
     try:
         template.check_variables(body.chat_template_kwargs)
     except UserError as error:

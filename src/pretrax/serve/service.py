@@ -74,9 +74,7 @@ class ServedModel:
         self.thread.between_blocks(between_blocks)
 
     async def in_thread[T](self, function: Callable[..., T], text: Sequence[Any]) -> T:
-        """The function of a text or of tokens; of long ones in a thread, a few at a time:
-        other work needs threads too.
-        """
+        """The function of a text or of tokens; long ones run in a thread, a few at a time: others need threads too."""
         if len(text) <= _LONG:
             return function(text)
         async with self._long_texts:

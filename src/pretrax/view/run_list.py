@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pretrax.amounts import age
-from pretrax.errors import UserError, first_line
+from pretrax.errors import UserError, first_line, system_errors
 from pretrax.observe.attempts import FAILED, FINISHED, LOST, RUNNING, STOPPED, State, attempts_of, read_attempts
 from pretrax.observe.attempts import FILE as ATTEMPTS
 from pretrax.storage import AnyPath, BucketPath, locate
@@ -75,10 +75,8 @@ def list_runs(directories: Sequence[str]) -> list[RunSummary]:
     found: dict[str, tuple[str, AnyPath]] = {}
     for text in directories:
         directory = locate(text)
-        try:
+        with system_errors(f'{directory} cannot be read'):
             runs = find_runs(directory)
-        except OSError as error:
-            raise UserError(f'{directory} cannot be read: {error.strerror}') from error
         if not runs:
             raise UserError(f'no runs in {directory}: a run is a directory with a {METRICS}')
         many = len(directories) > 1
@@ -115,7 +113,7 @@ def _summary(name: str, path: AnyPath) -> RunSummary:
     config = _start_of(path / 'config.yaml')
     steps = int(match[1]) if (match := re.search(rb'^steps: *(\d{1,15})\b', config, re.MULTILINE)) else None
     state = state_of(path, attempts_of(read_attempts(path)), metrics, steps)
-    best = _best_validation(content)
+    best, best_step = _best_validation(content) or (None, None)
     times = metrics.known_times
     return RunSummary(
         name,
@@ -125,8 +123,8 @@ def _summary(name: str, path: AnyPath) -> RunSummary:
         step=int(metrics.steps.max(initial=0)),
         steps=steps,
         loss=metrics.last('loss'),
-        best_val_loss=best[0] if best else None,
-        best_step=best[1] if best else None,
+        best_val_loss=best,
+        best_step=best_step,
         tokens_per_second=metrics.last('tokens_per_second'),
         written=float(times[-1]) if len(times) else changed,
         is_partial=is_partial,
@@ -143,11 +141,8 @@ def _best_validation(content: bytes) -> tuple[float, int] | None:
         lines.append(content[content.rfind(b'\n', 0, place) + 1 : end])
         place = content.find(_VALIDATION, end)
     column = parse_columns(b'\n'.join([*lines, b''])).get('val_loss')
-    known = [] if column is None else [
-        (float(value), int(step)) for value, step in zip(column.values, column.steps,
-        strict=True) if math.isfinite(value)
-    ]  # fmt: skip
-    return min(known) if known else None
+    pairs = () if column is None else zip(column.values.tolist(), column.steps.tolist(), strict=True)
+    return min((pair for pair in pairs if math.isfinite(pair[0])), default=None)
 
 
 def _end_of(path: AnyPath) -> tuple[bytes, bool, float | None]:

@@ -18,9 +18,7 @@ LARGEST = (
 
 
 class TensorBoard:
-    """Writes event files. An event of the kind `SessionLog.START` makes TensorBoard forget later steps of earlier
-    files.
-    """
+    """Writes event files. An event `SessionLog.START` makes TensorBoard forget later steps of earlier files."""
 
     name = 'TensorBoard'
 

@@ -254,9 +254,7 @@ def _verdict(difference: float, interval: Interval | None, method: str) -> tuple
 
 
 def _within(a: Arm, b: Arm, x_name: str, options: Options, confidence: float) -> Interval | None:
-    """The confidence interval of the mean difference of the training losses at the same x
-    in the last part of two runs.
-    """
+    """The interval of the mean difference of training losses at the same x, in the last part of two runs."""
     curves = [curve_of(run, 'loss', x_name) for run in (a.runs[0], b.runs[0]) if 'loss' in run.metrics]
     if len(curves) < 2 or not all(len(curve.x) for curve in curves):
         return None

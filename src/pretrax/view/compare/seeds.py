@@ -19,9 +19,7 @@ def mean_of(values: Sequence[float], confidence: float = 0.95) -> Interval | Non
 
 
 def summary_text(arm: Arm, confidence: float = 0.95) -> list[str]:
-    """A row for each key that all runs have: the last value of each seed, the mean,
-    its interval, the standard deviation.
-    """
+    """A row for each key that all runs have: the last values by seed, their mean, its interval, their deviation."""
     rows = [['', *(f'seed {seed}' for seed in arm.seeds), 'mean', f'{confidence:.0%} interval', 'sd']]
     for key in KEYS:
         values = [run.metrics.last(key) for run in arm.runs]
@@ -34,9 +32,7 @@ def summary_text(arm: Arm, confidence: float = 0.95) -> list[str]:
 
 
 def mean_metrics(arm: Arm, confidence: float = 0.95) -> str:
-    """Lines of metrics with the mean over seeds,
-    and the ends of its interval as KEY_low and KEY_high, for common steps.
-    """
+    """Lines of metrics of common steps: the mean over seeds, and its interval from KEY_low to KEY_high."""
     lines: dict[int, dict[str, float]] = {}
     for key in KEYS:
         columns = [run.metrics.get(key) for run in arm.runs]

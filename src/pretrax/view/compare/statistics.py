@@ -27,9 +27,7 @@ class Interval(NamedTuple):
 
 
 def welch(a: Sequence[float], b: Sequence[float], confidence: float) -> Interval | None:
-    """The confidence interval of the difference of two means of independent numbers, whose noise may differ. None:
-    fewer than two of either.
-    """
+    """The interval of the difference of two means whose noise may differ. None: fewer than two numbers of either."""
     if min(len(a), len(b)) < 2:
         return None
     parts = [float(np.var(values, ddof=1)) / len(values) for values in (a, b)]
@@ -50,9 +48,7 @@ def paired(a: Sequence[float], b: Sequence[float], confidence: float) -> Interva
 
 
 def pooled(a: Sequence[float], b: Sequence[float], confidence: float) -> Interval | None:
-    """The confidence interval of the difference of two means if both have the same noise,
-    as Student's t assumes. One may have one number.
-    """
+    """The interval of the difference of two means with the same noise (Student's t). One may have one number."""
     degrees = len(a) + len(b) - 2
     if degrees < 1:
         return None

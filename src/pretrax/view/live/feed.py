@@ -7,12 +7,13 @@ depend on the number of clients.
 
 import asyncio
 import collections
+import contextlib
 import itertools
 import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from pretrax.view.definitions import OF_RUNS, Definition, definition_of
 from pretrax.view.live.run import Event, WatchedRun
@@ -20,11 +21,6 @@ from pretrax.view.live.run import Event, WatchedRun
 MOST_BYTES = 16 << 20  # of events that are kept
 EVERY = 2.0  # seconds; the time is sent at least this often
 PIECE = 64 << 10  # bytes that are yielded at once
-
-
-class _Kept(NamedTuple):
-    number: int
-    content: bytes
 
 
 class Feed:
@@ -36,7 +32,7 @@ class Feed:
         self._about: dict[str, Any] = {'ids': (), 'hidden': 0, 'problem': '', 'where': ''}
         self._keys: dict[str, Definition] = {}
         self._instance = secrets.token_hex(6)  # the numbers of an earlier server are not ours
-        self._kept: collections.deque[_Kept] = collections.deque()
+        self._kept: collections.deque[bytes] = collections.deque()
         self._bytes, self._number = 0, 0
         self._changed, self._closed = asyncio.Event(), False
 
@@ -44,10 +40,10 @@ class Feed:
         """Sends an event to all clients."""
         self._number += 1
         content = event_text(kind, data, self._id(self._number))
-        self._kept.append(_Kept(self._number, content))
+        self._kept.append(content)
         self._bytes += len(content)
         while self._bytes > MOST_BYTES and len(self._kept) > 1:
-            self._bytes -= len(self._kept.popleft().content)
+            self._bytes -= len(self._kept.popleft())
         self._wake()
 
     def publish_of_run(self, events: Iterable[Event]) -> None:
@@ -84,42 +80,33 @@ class Feed:
         number = self._known(last_id)
         self.readers += 1
         try:
-            async for piece in self._pieces(number):
-                yield piece
+            while not self._closed:
+                changed = self._changed
+                oldest = self._number - len(self._kept) + 1
+                if number is None or number + 1 < oldest:
+                    number = self._number  # events during the snapshot are sent again; a client may apply them twice
+                    async for piece in self._everything(number):
+                        yield piece
+                    continue
+                for content in list(itertools.islice(self._kept, number + 1 - oldest, None)):
+                    for start in range(0, len(content), PIECE):
+                        yield content[start : start + PIECE]
+                    number += 1
+                yield event_text('time', {'now': time.time()})
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), EVERY)
         finally:
             self.readers -= 1
-
-    async def _pieces(self, number: int | None) -> AsyncIterator[bytes]:
-        while not self._closed:
-            changed = self._changed
-            if number is None or (self._kept and number + 1 < self._kept[0].number):
-                number = self._number  # events during the snapshot are sent again; a client may apply them twice
-                async for piece in self._everything(number):
-                    yield piece
-                continue
-            for kept in list(itertools.islice(self._kept, self._place(number), None)):
-                for start in range(0, len(kept.content), PIECE):
-                    yield kept.content[start : start + PIECE]
-                number = kept.number
-            yield event_text('time', {'now': time.time()})
-            try:
-                await asyncio.wait_for(changed.wait(), EVERY)
-            except TimeoutError:
-                continue
 
     async def _everything(self, number: int) -> AsyncIterator[bytes]:
         yield event_text('runs', self._about)
         yield event_text('terms', OF_RUNS)
         yield event_text('definitions', self._keys)
         for run in list(self.runs.values()):
-            content = await asyncio.to_thread(lambda run=run: b''.join(texts(run.snapshot())))
+            content = await asyncio.to_thread(_snapshot, run)
             for start in range(0, len(content), PIECE):
                 yield content[start : start + PIECE]
         yield event_text('ready', {}, self._id(number))
-
-    def _place(self, number: int) -> int:
-        """The index of the event after this one."""
-        return number + 1 - self._kept[0].number if self._kept else 0
 
     def _id(self, number: int) -> str:
         return f'{self._instance}-{number}'
@@ -135,8 +122,8 @@ class Feed:
         self._changed = asyncio.Event()
 
 
-def texts(events: Iterable[Event]) -> Iterable[bytes]:
-    return (event_text(event.kind, event.data) for event in events)
+def _snapshot(run: WatchedRun) -> bytes:
+    return b''.join(event_text(event.kind, event.data) for event in run.snapshot())
 
 
 def event_text(kind: str, data: dict[str, Any], number: str = '') -> bytes:

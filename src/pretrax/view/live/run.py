@@ -120,7 +120,7 @@ class WatchedRun:
         reading = self.curves if self._new_curves is None else self._new_curves
         if appended.lines:
             reading.extend(parse_columns(appended.lines))
-            self.heard = _last_time(reading) or time.time()
+            self.heard = (reading.by_key[TIME].last if TIME in reading.by_key else 0.0) or time.time()
         if self._new_curves is not None and not self.more:
             self._new_curves.replaces(self.curves)
             self.curves, self._new_curves, self._replaced = self._new_curves, None, True
@@ -133,10 +133,8 @@ class WatchedRun:
         return data
 
     def _sample_data(self) -> dict[str, Any]:
-        return {
-            'id': self.id,
-            'samples': [{key: one[key] for key in ('step', 'prompt', 'text')} for one in self._samples.records],
-        }
+        samples = [{key: one[key] for key in ('step', 'prompt', 'text')} for one in self._samples.records]
+        return {'id': self.id, 'samples': samples}
 
     def _read_config(self) -> None:
         try:
@@ -256,10 +254,6 @@ class _Records:
         return is_new
 
 
-def _last_time(curves: Curves) -> float | None:
-    return curves.by_key[TIME].last if TIME in curves.by_key else None
-
-
 def _interval(curves: Curves) -> float | None:
     """The usual time between two of the newest lines, in seconds."""
     times = curves.by_key.get(TIME)
@@ -280,12 +274,5 @@ def _standard(value: float) -> float | str:
 
 
 def _attempt_data(attempt: Attempt) -> dict[str, Any]:
-    return {
-        'start': attempt.start,
-        'ended': attempt.ended,
-        'first_step': attempt.first_step,
-        'last_step': attempt.last_step,
-        'outcome': attempt.outcome,
-        'why': attempt.why,
-        'processes': attempt.processes,
-    }
+    shown = ('ended', 'first_step', 'last_step', 'outcome', 'why', 'processes')
+    return {'start': attempt.start} | {key: getattr(attempt, key) for key in shown}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pretrax.errors import UserError
+from pretrax.errors import UserError, system_errors
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.view.live.run import WatchedRun
 from pretrax.view.record.run_record import no_such_run, run_directory
@@ -35,14 +35,12 @@ class Places:
         self.hidden = 0
         for text in given:
             path = run_directory(text)
-            try:
+            with system_errors(f'{path} cannot be read'):
                 if not path.is_dir():
                     raise UserError(
                         f'{no_such_run(path)}\nto wait for a run, watch the directory in which it will appear'
                     )
                 found = find_runs(path)
-            except OSError as error:
-                raise UserError(f'{path} cannot be read: {error.strerror}') from error
             if list(found.values()) == [path]:
                 self._given |= {str(path): path}
             else:

@@ -6,12 +6,11 @@ import functools
 import getpass
 import gzip
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -19,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pretrax.errors import Report
 from pretrax.page_kit.served import page_files
-from pretrax.serve.access import Keys, check_local, client_of
+from pretrax.serve.access import Keys, admit
 from pretrax.serve.connections import limits_for
 from pretrax.serve.errors import ApiError, busy
 from pretrax.serve.limits import Refusals
@@ -63,13 +62,8 @@ class Watch:
         for run in dropped:
             del self._feed.runs[run.id]
         self._feed.runs |= {run.id: run for run in found}
-        about = {
-            'ids': tuple(self._feed.runs),
-            'hidden': self._places.hidden,
-            'problem': '',
-            'where': str(self._places),
-        }
-        self._feed.about(**about)
+        ids = tuple(self._feed.runs)
+        self._feed.about(ids=ids, hidden=self._places.hidden, problem='', where=str(self._places))
         for run in found:
             tasks.create_task(self._follow(run))
 
@@ -103,27 +97,16 @@ def make_application(feed: Feed, refusals: Refusals, *, keys: Keys | None = None
     routes.append(Route('/events', functools.partial(_events, feed), methods=['GET']))
     application = Starlette(routes=routes)
     application.router.redirect_slashes = False  # to a host that the request names
-    return _Gate(application, refusals, keys, local, page.keys())
 
-
-class _Gate:
-    """Lets requests in that may come in."""
-
-    def __init__(self, application: ASGIApp, refusals: Refusals, keys: Keys | None, local: bool, free: Collection[str]):
-        self._application, self._refusals = application, refusals
-        self._keys, self._local, self._free = keys, local, free
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def gate(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            headers = Headers(scope=scope)
-            if self._local and self._keys is None:
-                check_local(headers, ())
-            if self._keys is not None and scope['path'] not in self._free:
-                await self._keys.client(headers, client_of(scope), self._refusals)
+            await admit(scope, keys, () if local and keys is None else None, page.keys(), refusals)
         except ApiError as error:
             await error.response()(scope, receive, send)
         else:
-            await self._application(scope, receive, send)
+            await application(scope, receive, send)
+
+    return gate
 
 
 async def _events(feed: Feed, request: Request) -> Response:

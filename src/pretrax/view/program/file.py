@@ -4,7 +4,7 @@ import gzip
 from collections.abc import Mapping
 from typing import Protocol
 
-from pretrax.errors import UserError
+from pretrax.errors import UserError, system_errors
 from pretrax.machine.gzip_file import gunzip
 from pretrax.scale.hlo import ENTRY
 from pretrax.scale.program import MESH, Program, parse_program
@@ -37,11 +37,9 @@ def packed(text: str, mesh: Mapping[str, int]) -> bytes:
 
 def write(path: AnyPath, content: bytes) -> None:
     """Writes a file. Raises UserError if that is not possible."""
-    try:
+    with system_errors(f'--graph {path}: cannot be written'):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
-    except OSError as error:
-        raise UserError(f'--graph {path}: cannot be written: {error.strerror}') from error
 
 
 def is_text(path: str) -> bool:

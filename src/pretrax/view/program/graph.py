@@ -1,6 +1,4 @@
-"""The groups of a compiled program's picture:
-operations by phase, loop and named scope, and the arrays between them.
-"""
+"""Groups in the picture of a compiled program: operations by phase, loop and scope, and the arrays between them."""
 
 import dataclasses
 import sys
@@ -85,9 +83,7 @@ def _is_control(one: Operation) -> bool:
 def _fill(
     program: Program, computation: str, group: Group, inside_loop: bool = False, above: tuple[str, ...] = ()
 ) -> None:
-    """Puts the operations of a computation into groups. `above`:
-    scopes of all operations, which loops around it show.
-    """
+    """Puts the operations of a computation into groups. `above`: scopes that the loops around it show."""
     body = program.computations[computation]
     for one in body:
         if one.operation in _PLUMBING or (one.operation == 'parameter' and computation != ENTRY) or not one.operation:
@@ -164,24 +160,18 @@ def _phases_in(program: Program, computation: str) -> Counter[str]:
 
 def _common_scope(program: Program, computation: str, above: tuple[str, ...]) -> str:
     """The first scope of most operations of a loop, such as 'layer'."""
-    scopes = [_below(one.scope, above) for one in program.computations[computation]]
-    scopes += [
-        _below(one.scope, above) for name in _loops_in(program, computation) for one in program.computations[name]
-    ]
+    inner = [called for one, called in _control_flow(program, computation)]
+    scopes = [_below(one.scope, above) for name in (computation, *inner) for one in program.computations[name]]
     first = Counter(scope[0] for scope in scopes if scope)
     name, count = first.most_common(1)[0] if first else ('', 0)
     return name if count > 0.5 * first.total() else ''
 
 
-def _loops_in(program: Program, computation: str) -> list[str]:
-    """The bodies of the loops in a computation."""
-    return [
-        called
-        for one in program.computations[computation]
-        if _is_control(one)
-        for called in one.calls
-        if called in program.running
-    ]
+def _control_flow(program: Program, computation: str) -> Iterator[tuple[Operation, str]]:
+    """The loops, calls and branches in a computation, each with the computations that it runs."""
+    for one in program.computations[computation]:
+        if _is_control(one):
+            yield from ((one, called) for called in one.calls if called in program.running)
 
 
 def _add_up(group: Group) -> None:
@@ -230,11 +220,7 @@ class _Sources:
         self.program = program
         self.bodies = {name: {one.name: one for one in program.computations[name]} for name in program.running}
         self.callers: dict[str, tuple[str, Operation]] = {
-            called: (name, one)
-            for name in program.running
-            for one in program.computations[name]
-            if _is_control(one)
-            for called in one.calls
+            called: (name, one) for name in program.running for one, called in _control_flow(program, name)
         }
         self.known: dict[tuple[str, str, tuple[int, ...]], tuple[tuple[str, str], ...]] = {}
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 20_000))

@@ -8,7 +8,6 @@ import base64
 import gzip
 import importlib.resources
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import quickjs
@@ -88,9 +87,7 @@ def _asset(name: str) -> str:
 
 
 def _data(program: Program, title: str) -> dict[str, Any]:
-    """What the page draws. Short keys, because there are many nodes:
-    they are explained in `_operation` and `_group`.
-    """
+    """What the page draws. The keys are short, because there are many nodes: `_operation` and `_group` explain them."""
     nodes: list[dict[str, Any]] = []
     numbers: dict[str, int] = {}
     types: dict[str, int] = {}
@@ -112,9 +109,8 @@ def _data(program: Program, title: str) -> dict[str, Any]:
         for edge in edges_of(program)
         if edge.source in numbers and edge.target in numbers
     ]
-    return {
-        'title': title, 'root': root, 'nodes': nodes, 'edges': edges, 'types': list(types), 'phases': list(PHASES),
-    }  # fmt: skip
+    phases = list(PHASES)
+    return {'title': title, 'root': root, 'nodes': nodes, 'edges': edges, 'types': list(types), 'phases': phases}
 
 
 def _group(group: Group, children: list[int]) -> dict[str, Any]:
@@ -135,38 +131,22 @@ def _group(group: Group, children: list[int]) -> dict[str, Any]:
 
 
 def _operation(program: Program, one: Operation) -> dict[str, Any]:
-    node: dict[str, Any] = {
-        'n': one.name,
-        'o': one.operation,
-        's': one.shape,
-        'z': one.size,
-        'p': list(PHASES).index(one.phase),
-        't': one.times,
-    }
-    if one.flops:
-        node['f'] = one.flops
+    node = _node(program, one) | {'p': list(PHASES).index(one.phase), 't': one.times}
     if one.is_kernel:
         node['r'] = (one.read, one.written)
-    if source := program.source(one):
-        node['u'] = source
     if one.collective is not None:
         collective = one.collective
         node['m'] = (communication_name(one), collective.bytes, _axis_class(collective.axes), collective.asynchronous)
     if one.operation == 'fusion' and (contents := program.contents(one)):
         places = {inner.name: number for number, inner in enumerate(contents)}
-        node['x'] = [_inner(program, inner, places) for inner in contents]
+        operands = [[places[name] for name in inner.operands if name in places] for inner in contents]
+        node['x'] = [_node(program, inner) | {'a': each} for inner, each in zip(contents, operands, strict=True)]
     return node
 
 
-def _inner(program: Program, one: Operation, places: Mapping[str, int]) -> dict[str, Any]:
-    """An operation in a fusion; 'a' are its operands, as numbers in the fusion."""
-    node: dict[str, Any] = {
-        'n': one.name,
-        'o': one.operation,
-        's': one.shape,
-        'z': one.size,
-        'a': [places[name] for name in one.operands if name in places],
-    }
+def _node(program: Program, one: Operation) -> dict[str, Any]:
+    """An operation, also one in a fusion: there, 'a' are its operands, as numbers in the fusion."""
+    node: dict[str, Any] = {'n': one.name, 'o': one.operation, 's': one.shape, 'z': one.size}
     if one.flops:
         node['f'] = one.flops
     if source := program.source(one):

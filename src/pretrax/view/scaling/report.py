@@ -32,34 +32,28 @@ def as_text(points: Sequence[Point], fits: Sequence[Fit], targets: Sequence[floa
             interval, loss = fit.interval(flops), fit.loss(params, tokens)
             between = '' if interval is None else f'{_size(interval[0])} to {_size(interval[1])}'
             last = '' if loss is None else f'{loss:.4f}'
-            rows.append(
-                [
-                    f'{flops:.3g}',
-                    _NAMES[fit.approach],
-                    _size(params),
-                    between,
-                    _size(tokens),
-                    f'{tokens / params:.3g}',
-                    last,
-                ]
-            )
+            approach, ratio = _NAMES[fit.approach], f'{tokens / params:.3g}'
+            rows.append([f'{flops:.3g}', approach, _size(params), between, _size(tokens), ratio, last])
     return [*lines, *(['', *text_table(rows, left=(1,))] if targets else [])]
 
 
 def as_json(points: Sequence[Point], fits: Sequence[Fit], targets: Sequence[float]) -> str:
     """Points, coefficients and intervals, and the best sizes."""
-    found: dict[str, Any] = {
+    found = {
         'points': [{'params': point.params, 'tokens': point.tokens, 'loss': point.loss} for point in points],
         'fits': [{'approach': fit.approach, 'values': fit.values, 'intervals': fit.intervals} for fit in fits],
         'optimal': [
             {
-                'flops': flops, 'approach': fit.approach, 'params': fit.optimum(flops),
-                'tokens': flops / 6 / fit.optimum(flops), 'interval_of_params': fit.interval(flops),
+                'flops': flops,
+                'approach': fit.approach,
+                'params': fit.optimum(flops),
+                'tokens': flops / 6 / fit.optimum(flops),
+                'interval_of_params': fit.interval(flops),
             }
             for flops in targets
             for fit in fits
         ],
-    }  # fmt: skip
+    }
     return json.dumps(found, indent=1) + '\n'
 
 
