@@ -92,7 +92,7 @@ def programs() -> Path:
 
 def main(directory):
     """Imports, then forks a process for each connection."""
-    import pretrax.checkpoint  # and Orbax
+    import pretrax.checkpoint
     import pretrax.cli
     import pretrax.run.loop
 

@@ -105,7 +105,7 @@ TESTED_BY = {
     'data/chat/test_templates.py': 'data/chat/rendering',
     'checkpoint/test_bucket.py': 'checkpoint/files',
     'checkpoint/test_damage.py': 'checkpoint/manifest checkpoint/pieces checkpoint/restoring machine/digest',
-    'checkpoint/test_store.py': 'checkpoint/chunks checkpoint/directory',
+    'checkpoint/test_store.py': 'checkpoint/chunks checkpoint/directory checkpoint/state_files',
     'cli/test_init.py': 'cli/_next_command',
     'cli/test_checkpoint.py': (
         'cli/checkpoint/average cli/checkpoint/diff cli/checkpoint/export_weights cli/checkpoint/inspect '

@@ -22,9 +22,7 @@ import tensorstore as ts
 import xxhash
 
 from pretrax.checkpoint import Checkpoints, Keep, SaveError, restore_newest, steps_in
-from pretrax.checkpoint.bucket import Bucket
-from pretrax.checkpoint.directory import Directory
-from pretrax.checkpoint.manifest import File, partial_directory, place_of, verify
+from pretrax.checkpoint.manifest import place_of, verify
 from pretrax.errors import UserError
 from pretrax.storage import BucketPath
 
@@ -41,25 +39,9 @@ ARRAY = 'state/array'  # the only file of a checkpoint besides its manifest
 KIND = ['']  # of the checkpoint that is saved next
 
 
-class OneFile(Directory):
-    """Writes one file, without Orbax: the kind of the checkpoint."""
-
-    def write(self, step, state):
-        path = partial_directory(self._own, step) / ARRAY
-        path.parent.mkdir()
-        path.write_text(KIND[0])
-
-    def finish(self, step):
-        content = (partial_directory(self._own, step) / ARRAY).read_bytes()
-        return {ARRAY: File(size=len(content), xxh3=xxhash.xxh3_128_hexdigest(content))}
-
-
-class OneObject(Bucket):
-    """Writes one object: the kind of the checkpoint."""
-
-    def write(self, step, state):
-        self._attempts += 1
-        self._chunks = [(ARRAY, np.frombuffer(KIND[0].encode(), np.uint8))]
+def one_file(state, largest=None):
+    """The only file of a state: the kind of the checkpoint."""
+    return [(ARRAY, np.frombuffer(KIND[0].encode(), np.uint8))]
 
 
 class SameThread(concurrent.futures.Executor):
@@ -446,8 +428,9 @@ def simulated(monkeypatch):
     """Replaces what takes time. Returns the only bucket."""
     memory, tokens = Memory(), itertools.count()
     monkeypatch.setattr('pretrax.storage.bucket_path.open_bucket', lambda scheme, name: memory)
-    monkeypatch.setattr('pretrax.checkpoint.store.Bucket', OneObject)
-    monkeypatch.setattr('pretrax.checkpoint.store.Directory', OneFile)
+    monkeypatch.setattr('pretrax.checkpoint.bucket.copy_to_host', one_file)
+    monkeypatch.setattr('pretrax.checkpoint.directory.copy_to_host', lambda state: [])
+    monkeypatch.setattr('pretrax.checkpoint.directory.tree_metadata', lambda state: one_file(state)[0])
     monkeypatch.setattr('concurrent.futures.ThreadPoolExecutor', SameThread)
     monkeypatch.setattr('os.fsync', lambda descriptor: None)
     monkeypatch.setattr('secrets.token_hex', lambda size: f'token{next(tokens)}')
@@ -550,7 +533,7 @@ class Writers:
 @pytest.mark.parametrize('kind', ['bucket', 'disk'])
 def test_a_writer_that_was_stopped_at_any_request_changes_nothing_for_its_successor(kind, how, monkeypatch, tmp_path):
     memory = simulated(monkeypatch)
-    monkeypatch.setattr('pretrax.checkpoint.bucket._THREADS', 1)
+    monkeypatch.setattr('pretrax.checkpoint.state_files._THREADS', 1)
     place = Disk(tmp_path / 'checkpoints') if kind == 'disk' else memory
     for stop in range(10_000):
         place.put(frozenset())

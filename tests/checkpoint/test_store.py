@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from bigram import Bigram
@@ -50,6 +51,21 @@ def test_state_is_restored_bit_exactly_on_any_mesh(mesh, tmp_path):
     assert int(back.step) == 2
     assert back.weights.table.sharding.mesh.shape == mesh_of(*mesh).shape
     assert back.optimizer.mu.table.sharding == back.weights.table.sharding
+
+
+def test_orbax_restores_what_was_saved(tmp_path):
+    """Also on another mesh."""
+    state = state_on(mesh_of(2, 2, 2))
+    saved(tmp_path, state)
+    with jax.set_mesh(mesh_of(1, 4, 1)):
+        like = abstract_state(recipe())
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)
+    arguments = ocp.args.PyTreeRestore(item=like, restore_args=ocp.checkpoint_utils.construct_restore_args(like))
+    with ocp.Checkpointer(handler) as checkpointer:
+        back = checkpointer.restore(tmp_path / '2' / 'state', args=arguments)
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), back, state)))
+    assert back.weights.table.sharding == like.weights.table.sharding
 
 
 def test_description_is_read_without_the_state(tmp_path):

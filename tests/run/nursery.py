@@ -18,7 +18,7 @@ import jax
 from jax._src import xla_bridge
 
 from pretrax import config_from_values, pretrain
-from pretrax.checkpoint import Checkpoints  # noqa: F401  # Orbax is imported before the fork
+from pretrax.checkpoint import Checkpoints  # noqa: F401  # imported before the fork
 from runs import Quiet
 
 CHANGES = ('os.mkdir', 'os.rename', 'os.remove', 'os.rmdir', 'os.truncate')

@@ -1,6 +1,6 @@
 """Reads the files of one array of a checkpoint straight into the arrays that need them. Imports no JAX.
 
-Orbax writes an uncompressed array as a directory with `.zarray` (zarr v2) and one row-major file per chunk.
+An array is a directory with `.zarray` (zarr v2, uncompressed) and one row-major file per chunk.
 """
 
 import dataclasses

@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import json
 import math
-import os
 import pathlib
 import re
 from collections.abc import Iterable, Mapping
@@ -28,7 +27,7 @@ from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.index import Entries, read_entries
 
 MANIFEST = 'manifest.json'
-STATE = 'state'  # the subdirectory that Orbax writes
+STATE = 'state'  # the subdirectory with the arrays
 PARTIAL = '.partial'  # suffix of an incomplete checkpoint
 DELETING = '.deleting'  # suffix of a checkpoint that is being deleted
 UNFINISHED = (PARTIAL, DELETING)
@@ -227,17 +226,6 @@ def assign_to_processes(files: Iterable[str], processes: int) -> dict[str, int]:
     return found
 
 
-def written(place: pathlib.Path) -> set[str]:
-    """The files in a directory that will become a checkpoint."""
-    return names_in(place) - {MANIFEST}
-
-
-def digests(place: pathlib.Path, names: Iterable[str]) -> dict[str, File]:
-    """Syncs these files to disk. Returns their sizes and digests. Raises OSError."""
-    found = _digests(place, dict.fromkeys(names, 0), sync=True)
-    return {name: File(size=size, xxh3=xxh3) for name, (size, xxh3) in found.items()}
-
-
 def manifest_content(step: int, description: dict[str, Any], arrays: dict[str, Array], files: dict[str, File]) -> bytes:
     """The content of the manifest of a checkpoint."""
     manifest = Manifest(
@@ -304,7 +292,7 @@ def verify(directory: AnyPath, step: int, prefix: str = '') -> Manifest:
     manifest = check_sizes(directory, step)
     place = manifest.place
     files = {name: file.size for name, file in manifest.files.items() if name.startswith(prefix)}
-    for name, (_, found) in _digests(place, files).items():
+    for name, found in _digests(place, files).items():
         if found != manifest.files[name].xxh3:
             raise DamagedError(f'the checkpoint {place} is damaged\n{name} differs from what was written')
     return manifest
@@ -318,20 +306,15 @@ def _by_number(file: str) -> list[tuple[bool, int, str]]:
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r'(\d+)', file)]
 
 
-def _digests(place: AnyPath, sizes: Mapping[str, int], sync: bool = False) -> dict[str, tuple[int, str]]:
-    """Size and digest of these files, which are read in parallel. `sizes`: what an object should have."""
+def _digests(place: AnyPath, sizes: Mapping[str, int]) -> dict[str, str]:
+    """The digests of these files, which are read in parallel. `sizes`: what an object should have."""
 
-    def read(name: str) -> tuple[int, str]:
+    def read(name: str) -> str:
         with open_file(place / name, sizes[name]) as stream:
-            found = digest(stream)
-            if sync:
-                os.fsync(stream.fileno())
-        return found
+            return digest(stream)[1]
 
     try:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             return dict(zip(sizes, pool.map(read, sizes), strict=True))
     except OSError as error:
-        if sync:
-            raise  # raised while writing
         raise unreadable(place, error) from error

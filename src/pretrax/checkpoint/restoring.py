@@ -1,7 +1,6 @@
 """Restores arrays of a checkpoint onto devices. Every file is read once, and its digest is checked as it is read.
 
-Orbax writes each uncompressed array as a directory with `.zarray` (zarr v2) and one row-major file per chunk. Orbax
-reads them at a third of this module's speed or less, and only after each file was read once for its digest
+Orbax reads these files at a third of this module's speed or less, and only after each file was read once for its digest
 (benchmarks/lab-notes.md). Here bytes go straight from the file to the memory of the device, and are digested on the
 way.
 

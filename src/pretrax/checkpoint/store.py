@@ -61,11 +61,10 @@ class Checkpoints:
         if isinstance(self.directory, BucketPath):
             self._place = Bucket(self.directory, token, confirm)
         else:
-            self._place = Directory(self.directory, token, confirm, self._meet)
+            self._place = Directory(self.directory, token, confirm)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='checkpoint')
         self._writing: concurrent.futures.Future[None] | None = None
         self._start: int | None = None  # the step that training continues from; later checkpoints are replaced
-        self._remote_problem = ''  # why the current save failed, if another process reported it
         if problem := _in_first_process('begin', self._place.begin):
             kind = UnavailableError if isinstance(self.directory, BucketPath) else UserError
             raise kind(f'{self.directory} is not writable: {problem}\nmake it writable, or choose another run_dir=')
@@ -82,11 +81,10 @@ class Checkpoints:
         if self._prepare(step):
             self.saved = step
             return
-        self._remote_problem = ''
         try:
             self._place.write(step, state)
-        except Exception as error:  # Orbax raises OSError, ValueError, RuntimeError and Exception
-            raise self._failed(step, self._remote_problem or agree('save', _one_line(error))) from error
+        except Exception as error:  # the devices or the memory of the host
+            raise self._failed(step, agree('save', _one_line(error))) from error
         self._writing = self._thread.submit(self._finish, step, description, named_arrays(state))
 
     def wait(self) -> None:
@@ -133,7 +131,6 @@ class Checkpoints:
             self.wait()
         finally:
             self._thread.shutdown()
-            self._place.close()
 
     def _prepare(self, step: int) -> bool:
         """Prepares a save, and checks that every process can write. Returns whether the step is already saved."""
@@ -156,13 +153,6 @@ class Checkpoints:
             raise self._failed(step, problem)
         return problem == _EXISTS
 
-    def _meet(self, key: str, timeout_ms: int) -> None:
-        """Orbax's barrier. A process that failed reports its problem to those that wait for it."""
-        del key, timeout_ms
-        self._remote_problem = agree('save', '')
-        if self._remote_problem:
-            raise SaveError(self._remote_problem)
-
     def _finish(self, step: int, description: dict[str, Any], arrays: dict[str, Array]) -> None:
         """Runs in the background: waits for the arrays, publishes the checkpoint and removes superfluous ones."""
         found, problem = {}, ''
@@ -170,7 +160,7 @@ class Checkpoints:
             found = self._place.finish(step)
         except Exception as error:
             problem = _one_line(error)
-        if problem := self._remote_problem or agree('save', problem):
+        if problem := agree('save', problem):
             raise self._failed(step, problem)
         gathered = gather('save', json.dumps({name: file.model_dump() for name, file in found.items()}))
 

@@ -25,7 +25,7 @@ from pretrax.scale.roofline import predict
 from pretrax.scale.topology import topology_of
 
 FILE = 'environment.json'
-_MORE_PACKAGES = ('numpy', 'optax', 'orbax-checkpoint', 'tensorstore', 'tokenizers')
+_MORE_PACKAGES = ('numpy', 'optax', 'tensorstore', 'tokenizers')
 _MOST_DEVICES = 4096  # whose places in the mesh are written
 
 

@@ -1,0 +1,142 @@
+"""The files of a state: uncompressed chunks of arrays, as zarr v2 stores them, and what Orbax needs to find them.
+
+    step/.zarray, step/0                             an array: its metadata, and one file per chunk
+    weights.layers.q/.zarray, weights.layers.q/0.1
+    _METADATA                                        on a disk, the tree of the arrays, for Orbax
+
+Random mantissas do not compress, and trying takes most of the time (benchmarks/lab-notes.md).
+"""
+
+import concurrent.futures
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import xxhash
+
+from pretrax.checkpoint.manifest import STATE, File, named_leaves
+
+_THREADS = 16  # files that are written at a time; in a bucket, each is in memory twice
+
+_EMPTY = {dict: 'Dict', list: 'List', tuple: 'Tuple'}  # what Orbax calls containers without a value
+
+type HostFile = tuple[str, np.ndarray]  # path inside the checkpoint, and its content
+
+
+def copy_to_host(state: Any, largest: int | None = None) -> list[HostFile]:
+    """Copies a state off the devices. Returns the files that this process has to write.
+
+    Args:
+        state: a pytree of arrays.
+        largest: bytes of a chunk at most; None: each shard is one chunk.
+    """
+    leaves = named_leaves(state)
+    shards = [(name, leaf, shard) for name, leaf in leaves for shard in leaf.addressable_shards if not shard.replica_id]
+    for _, _, shard in shards:
+        shard.data.copy_to_host_async()
+    chunk_shapes = {name: _chunk_shape(leaf, largest) for name, leaf in leaves}
+    files = [
+        (f'{STATE}/{name}/{chunk}', values)
+        for name, leaf, shard in shards
+        for chunk, values in _split(leaf, shard.index, _in_host(shard.data), chunk_shapes[name])
+    ]
+    if jax.process_index() == 0:
+        files += [array_metadata(name, leaf.shape, chunk_shapes[name], leaf.dtype) for name, leaf in leaves]
+    return files
+
+
+def write_files(files: Sequence[HostFile], write: Callable[[str, memoryview], object]) -> dict[str, File]:
+    """Writes files in parallel. Returns their sizes and digests. Stops at the first failure, and raises it."""
+
+    def one(name: str, values: np.ndarray) -> tuple[str, File]:
+        content = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+        write(name, content)
+        return name, File(size=len(content), xxh3=xxhash.xxh3_128_hexdigest(content))
+
+    with concurrent.futures.ThreadPoolExecutor(_THREADS, 'write') as pool:
+        writes = [pool.submit(one, *file) for file in files]
+        try:
+            return dict(future.result() for future in concurrent.futures.as_completed(writes))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def array_metadata(name: str, shape: Sequence[int], chunk: Sequence[int], dtype: np.dtype) -> HostFile:
+    """The file `.zarray` of an array."""
+    content = {
+        'zarr_format': 2,
+        'shape': shape,
+        'chunks': chunk,
+        'dtype': dtype.str if dtype.kind in 'biufc' else dtype.name,
+        'compressor': None,
+        'filters': None,
+        'fill_value': None,
+        'order': 'C',
+        'dimension_separator': '.',
+    }
+    return f'{STATE}/{name}/.zarray', _json(content)
+
+
+def tree_metadata(state: Any) -> HostFile:
+    """The file `_METADATA`. A key of Orbax is the name of a field or a key of a dict (2), or a position (1)."""
+    tree = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state, is_leaf=_is_empty):
+        keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
+        kinds = [1 if isinstance(key, jax.tree_util.SequenceKey) else 2 for key in path]
+        value = {'value_type': 'jax.Array', 'skip_deserialize': False}
+        if _is_empty(leaf):
+            value = {'value_type': _EMPTY.get(type(leaf), 'None'), 'skip_deserialize': True}
+        tree[str(tuple(keys))] = {
+            'key_metadata': [{'key': key, 'key_type': kind} for key, kind in zip(keys, kinds, strict=True)],
+            'value_metadata': value,
+        }
+    content = {'tree_metadata': tree, 'use_ocdbt': False, 'use_zarr3': False, 'custom_metadata': None}
+    return f'{STATE}/_METADATA', _json(content | {'store_array_data_equal_to_fill_value': True})
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, dict | list | tuple) and not value)
+
+
+def _json(content: Any) -> np.ndarray:
+    return np.frombuffer(json.dumps(content).encode(), np.uint8)
+
+
+def _in_host(data: jax.Array) -> np.ndarray:
+    """The values of an array on one device, which stay as they are when a step reuses its memory."""
+    values = np.asarray(data)  # on CPUs a view; JAX does not reuse memory while there is a view of it
+    is_offloaded = data.sharding.memory_kind == 'pinned_host' and next(iter(data.devices())).platform != 'cpu'
+    return values.copy() if is_offloaded else values
+
+
+def _chunk_shape(leaf: jax.Array, largest: int | None) -> list[int]:
+    """The shape of a shard, with some dimensions divided by their smallest factors until it is small enough."""
+    chunk = list(leaf.sharding.shard_shape(leaf.shape))
+    while largest is not None and math.prod(chunk) * leaf.dtype.itemsize > largest:
+        factor, axis = min((_smallest_factor(size), axis) for axis, size in enumerate(chunk) if size > 1)
+        chunk[axis] //= factor
+    return chunk
+
+
+def _smallest_factor(number: int) -> int:
+    return next((n for n in range(2, math.isqrt(number) + 1) if number % n == 0), number)
+
+
+def _split(
+    leaf: jax.Array, index: tuple[slice, ...], values: np.ndarray, chunk: Sequence[int]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The name and the values of each chunk of a shard."""
+    first = [part.indices(size)[0] // step for part, size, step in zip(index, leaf.shape, chunk, strict=True)]
+    counts = [size // step for size, step in zip(values.shape, chunk, strict=True)]
+    for at in itertools.product(*map(range, counts)):
+        place = tuple(slice(i * step, (i + 1) * step) for i, step in zip(at, chunk, strict=True))
+        yield chunk_name([a + b for a, b in zip(first, at, strict=True)]), values[place]
+
+
+def chunk_name(at: Sequence[int]) -> str:
+    """The name of a chunk, from its number along each dimension."""
+    return '.'.join(map(str, at)) or '0'
