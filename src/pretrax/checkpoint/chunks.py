@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -125,6 +125,11 @@ def _blocks(at: Index, itemsize: int) -> Iterator[Index]:
     rows = max(1, BLOCK // (itemsize * math.prod(lengths[axis + 1 :])))
     for first in range(start, stop, rows):
         yield (*at[:axis], (first, min(first + rows, stop)), *at[axis + 1 :])
+
+
+def bounds(index: Sequence[slice], shape: Sequence[int]) -> Index:
+    """The part of an array of this shape that slices select."""
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
 def overlap(one: Index, other: Index) -> Index | None:

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from pretrax.checkpoint.agreement import agree, broadcast
-from pretrax.checkpoint.chunks import Chunks, Index, check_file, overlap
+from pretrax.checkpoint.chunks import Chunks, Index, bounds, check_file, overlap
 from pretrax.checkpoint.keep import has_finite_state, is_good
 from pretrax.checkpoint.manifest import (
     STATE,
@@ -184,7 +184,7 @@ class _Incoming:
     def __init__(self, chunks: 'Chunks', like: Any, mine: set[str], pool: concurrent.futures.Executor):
         self.like = like
         indices = like.sharding.addressable_devices_indices_map(like.shape).values()
-        self.held = {index: _aligned(index, chunks.dtype) for index in {_bounds(i, like.shape) for i in indices}}
+        self.held = {index: _aligned(index, chunks.dtype) for index in {bounds(i, like.shape) for i in indices}}
         self.size = sum(array.nbytes for array in self.held.values())
         self.futures = [
             pool.submit(chunks.read, file, at, targets, file in mine)
@@ -199,7 +199,7 @@ class _Incoming:
         dtype = self.like.dtype
 
         def shard(index: Any) -> np.ndarray:
-            held = self.held[_bounds(index, self.like.shape)]
+            held = self.held[bounds(index, self.like.shape)]
             return held.astype(dtype, copy=False)
 
         array = jax.make_array_from_callback(self.like.shape, self.like.sharding, shard)
@@ -207,10 +207,6 @@ class _Incoming:
             array.block_until_ready()  # then the host memory can be freed
         self.held.clear()
         return array
-
-
-def _bounds(index: Any, shape: tuple[int, ...]) -> Index:
-    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
 def _aligned(index: Index, dtype: Any) -> np.ndarray:

@@ -15,6 +15,8 @@ import numpy as np
 import tokenizers
 
 from pretrax.checkpoint import is_stacked, restore
+from pretrax.checkpoint.chunks import bounds
+from pretrax.checkpoint.manifest import named_leaves
 from pretrax.config import InitFrom
 from pretrax.errors import Report, UserError
 from pretrax.huggingface.files import not_finite_text
@@ -127,7 +129,7 @@ def partial_weights(origin: Origin, run: Run, drawn: Any, report: Report) -> Any
     """
     differences: list[str] = []
     check_same_model(origin, run, True, differences.append)
-    ours = {_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(drawn)}
+    ours = {name: leaf.shape for name, leaf in named_leaves(drawn)}
     fits = {name: layers for name, shape in ours.items() if (layers := _fitting(name, shape, origin, run))}
     if not fits:
         raise UserError(f'init_from: no weight of {origin.place} has the name and shape of a weight of the model')
@@ -280,7 +282,7 @@ class _FittedPieces:
 
     def __init__(self, start: Origin, like: Any, vocab_size: int | None, report: Report):
         self.start, self.vocab_size = start, vocab_size
-        self.shapes = {_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
+        self.shapes = {name: leaf.shape for name, leaf in named_leaves(like)}
         theirs = start.pieces.shapes
         self.unties = 'unembed' in self.shapes and 'unembed' not in theirs and 'embed' in theirs
         left_out = [name for name in theirs if name.startswith(MODULES) and name not in self.shapes]
@@ -340,18 +342,14 @@ class _FittedPieces:
 def _place(pieces: Iterator[Piece], like: Any, drawn: jax.Array | None = None) -> jax.Array:
     """An array from its pieces, and from `drawn` where there are none; each device gets its own slice."""
     sharding: Any = like.sharding
-    indices = {_key(index, like.shape) for index in sharding.addressable_devices_indices_map(like.shape).values()}
+    indices = {bounds(index, like.shape) for index in sharding.addressable_devices_indices_map(like.shape).values()}
     held = {key: np.empty([stop - start for start, stop in key], like.dtype) for key in indices}
     for shard in drawn.addressable_shards if drawn is not None else ():
-        held[_key(shard.index, like.shape)][...] = shard.data
+        held[bounds(shard.index, like.shape)][...] = shard.data
     for at, piece in pieces:
         for key, slices in held.items():
             inside = all(start <= number < stop for number, (start, stop) in zip(at, key, strict=False))
             if inside:
                 own = tuple(number - start for number, (start, _) in zip(at, key, strict=False))
-                slices[own] = piece[tuple(slice(*bounds) for bounds in key[len(at) :])]
-    return jax.make_array_from_callback(like.shape, sharding, lambda index: held[_key(index, like.shape)])
-
-
-def _key(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+                slices[own] = piece[tuple(slice(*part) for part in key[len(at) :])]
+    return jax.make_array_from_callback(like.shape, sharding, lambda index: held[bounds(index or (), like.shape)])
