@@ -54,14 +54,12 @@ def most_bytes_per_token(settings: Mapping[str, Any]) -> int | None:
 
 
 def steps(step: Any, key: str) -> Iterator[Mapping[str, Any]]:
-    """The steps of a normalizer, pre-tokenizer or decoder, which may be sequences of sequences."""
-    if step is None:
-        return
-    if step['type'] == 'Sequence':
+    """The steps of a part of a tokenizer.json, which may be a sequence of sequences, or None."""
+    if step is not None and step['type'] != 'Sequence':
+        yield step
+    elif step is not None:
         for inner in step[key]:
             yield from steps(inner, key)
-    else:
-        yield step
 
 
 def _names(model: Mapping[str, Any]) -> Sequence[str]:

@@ -8,12 +8,14 @@ import codecs
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import tokenizers
 from tokenizers import pre_tokenizers
+
+from pretrax.data.tokenizers.bytes_per_token import steps
 
 type Part = tuple[int, str]  # the number of a token, and text that it adds
 _BYTE = re.compile(r'<0x(\+[0-9A-Fa-f]|[0-9A-Fa-f]{2})>')
@@ -92,7 +94,7 @@ class Steps:
         self.stages: list[Callable[[], Stage]] = []  # then, in this order
         self.bytes_of: Callable[[str], bytes | None] = lambda token: None
         fused = after_bytes = False
-        for step in _flat(settings):
+        for step in steps(settings, 'decoders'):
             match step['type']:
                 case 'Fuse':
                     fused = True
@@ -276,15 +278,7 @@ class _Whole:
         return [(parts[-1][0], self._decoder.decode([token for _, token in parts]))] if parts else []
 
 
-def _flat(settings: dict[str, Any] | None) -> list[dict[str, Any]]:
-    if settings is None:
-        return []
-    if settings['type'] != 'Sequence':
-        return [settings]
-    return [step for inner in settings['decoders'] for step in _flat(inner)]
-
-
-def _decoder(step: dict[str, Any]) -> Any:
+def _decoder(step: Mapping[str, Any]) -> Any:
     """The step as a decoder of its own."""
     model = {'type': 'WordLevel', 'vocab': {}, 'unk_token': ''}
     return tokenizers.Tokenizer.from_str(json.dumps({'version': '1.0', 'decoder': step, 'model': model})).decoder

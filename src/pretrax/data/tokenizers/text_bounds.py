@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
+from pretrax.data.tokenizers.bytes_per_token import steps
+
 _TEMPLATES = ('TemplateProcessing', 'BertProcessing', 'RobertaProcessing')
 
 
@@ -54,20 +56,10 @@ def with_begin(content: bytes, begin: Sequence[int], names: Mapping[int, str]) -
     added = added_tokens(settings)
     if added.before == tuple(begin):
         return content
-    others = [step for step in _flat(settings.get('post_processor')) if step['type'] not in _TEMPLATES]
-    steps = others + ([_template(begin, added.after, names)] if begin or added.after else [])
-    settings['post_processor'] = {'type': 'Sequence', 'processors': steps} if len(steps) > 1 else (*steps, None)[0]
+    kept = [step for step in steps(settings.get('post_processor'), 'processors') if step['type'] not in _TEMPLATES]
+    kept += [_template(begin, added.after, names)] if begin or added.after else []
+    settings['post_processor'] = {'type': 'Sequence', 'processors': kept} if len(kept) > 1 else (*kept, None)[0]
     return json.dumps(settings, ensure_ascii=False, indent=2).encode()
-
-
-def _flat(processor: Any) -> list[Any]:
-    if processor is None:
-        return []
-    return (
-        [step for inner in processor['processors'] for step in _flat(inner)]
-        if processor['type'] == 'Sequence'
-        else [processor]
-    )
 
 
 def _template(before: Sequence[int], after: Sequence[int], names: Mapping[int, str]) -> dict[str, Any]:
