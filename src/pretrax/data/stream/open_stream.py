@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from pretrax.data.stream.stream_source import StreamSource
 from pretrax.data.tokenize.encode_shard import Job, text_hash
 from pretrax.data.tokenizers.encoders import choose_encoder
 from pretrax.data.tokenizers.tokenizer import Tokenizer
+from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import UserError
 
 _VERSION = 1  # of the order of a stream
@@ -57,7 +57,7 @@ def open_stream(
         tokenizer.content, tokenizer.begin_of_text, tokenizer.end_of_text, encoder, 0.0, cut=False, name=tokenizer.name
     )
     left_out = frozenset() if held_out else frozenset(text_hash(document.text) for document in first)
-    stored = StoredTokens.encode(job, first, tokenizer) if first else None
+    stored = StoredTokens(job, first, tokenizer) if first else None
     if stored is not None:
         whose = 'the first documents, which are not trained on' if held_out is None else f'{held_out.files[0]}'
         request.say(f'validation: {stored.n_documents:,} documents, {stored.n_tokens:,} tokens: {whose}')
@@ -91,55 +91,31 @@ def _documents(corpus: Corpus) -> Iterator[Document]:
         yield from kept_documents(part, corpus.selection, RowCounts())
 
 
-@dataclass(frozen=True)
-class StoredTokens:
-    """Documents in memory, as a `TokenStore`."""
+class StoredTokens(TokenStore):
+    """The tokens of some documents, in memory."""
 
-    encoded: np.ndarray
-    mask: np.ndarray | None
-    starts: np.ndarray
-    vocab_size: int
-    end_of_text: int | None
-    bytes_per_target: float | None
-    name: str = 'the documents for validation'
-    is_remote: bool = False
-    fingerprint: str = ''
+    name, fingerprint = 'the documents for validation', ''
 
-    @classmethod
-    def encode(cls, job: Job, documents: Sequence[Document], tokenizer: Tokenizer) -> 'StoredTokens':
-        """The tokens of some documents."""
-        encoded, mask = encode_all(job, documents)
-        starts = np.append(np.flatnonzero(encoded & 1), len(encoded)).astype(np.uint64)
-        counted = np.ones(len(encoded), bool) if mask is None else mask
-        is_target = counted & (encoded & 1 == 0)
-        lengths = tokenizer.byte_lengths.copy()
-        lengths[[*job.begin_of_text, job.end_of_text]] = 0
-        n_bytes = int(lengths[encoded[is_target] >> 1].sum()) if tokenizer.keeps_bytes else 0
-        per_target = n_bytes / int(is_target.sum()) if n_bytes else None
-        return cls(encoded, mask, starts, tokenizer.vocab_size, job.end_of_text, per_target)
-
-    @property
-    def n_tokens(self) -> int:
-        return len(self.encoded)
-
-    @property
-    def largest_token(self) -> int:
-        return int(self.encoded.max()) >> 1
-
-    @property
-    def n_documents(self) -> int:
-        return len(self.starts) - 1
-
-    @property
-    def has_mask(self) -> bool:
-        return self.mask is not None
+    def __init__(self, job: Job, documents: Sequence[Document], tokenizer: Tokenizer):
+        self._encoded, mask = encode_all(job, documents)
+        self._starts = np.append(np.flatnonzero(self._encoded & 1), len(self._encoded)).astype(np.uint64)
+        self._mask = np.ones(len(self._encoded), bool) if mask is None else mask
+        self.has_mask = mask is not None
+        self.n_tokens, self.n_documents = len(self._encoded), len(self._starts) - 1
+        self.vocab_size, self.largest_token = tokenizer.vocab_size, int(self._encoded.max()) >> 1
+        self.end_of_text = job.end_of_text
+        if tokenizer.keeps_bytes:
+            is_target = self._mask & (self._encoded & 1 == 0)
+            lengths = tokenizer.byte_lengths.copy()
+            lengths[[*job.begin_of_text, job.end_of_text]] = 0
+            n_bytes = int(lengths[self._encoded[is_target] >> 1].sum())
+            self.bytes_per_target = n_bytes / int(is_target.sum()) if n_bytes else None
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        return [self.encoded[start:stop] for start, stop in ranges]
+        return [self._encoded[start:stop] for start, stop in ranges]
 
     def read_starts(self, start: int, stop: int) -> np.ndarray:
-        return self.starts[start:stop]
+        return self._starts[start:stop]
 
     def read_mask(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        mask = np.ones(self.n_tokens, bool) if self.mask is None else self.mask
-        return [mask[start:stop] for start, stop in ranges]
+        return [self._mask[start:stop] for start, stop in ranges]

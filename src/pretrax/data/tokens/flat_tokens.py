@@ -6,8 +6,7 @@ reading checks the crc32c of every chunk, and `flat_tokens_check.py` checks ever
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from pretrax.data.corpus.files import nearest
 from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokens.block_files import BlockFiles
 from pretrax.data.tokens.token_array import TokenArray, damaged, unreadable
+from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import UserError
 from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath, BucketPath
@@ -99,71 +99,36 @@ class SplitManifest(pydantic.BaseModel):
         return given
 
 
-@dataclass(frozen=True)
-class FlatTokens:
-    """One split, open for reading; a `TokenStore`. Reading raises UserError with the name of the damaged file."""
+class FlatTokens(TokenStore):
+    """One split, open for reading. Reading raises UserError with the name of the damaged file.
 
-    path: AnyPath
-    manifest: SplitManifest
-    _encoded_tokens: TokenArray
-    _seq_starts: TokenArray
-    _loss_mask: TokenArray | None
+    Args:
+        path: its directory.
+        manifest: its attributes.
+        arrays: its arrays, by name.
+    """
 
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
-    @property
-    def n_tokens(self) -> int:
-        return self.manifest.counts.tokens
-
-    @property
-    def n_documents(self) -> int:
-        return self.manifest.counts.documents
-
-    @property
-    def vocab_size(self) -> int:
-        return self.manifest.tokenizer.vocab_size
-
-    @property
-    def largest_token(self) -> int:
-        return self.manifest.max_token_id
-
-    @property
-    def end_of_text(self) -> int | None:
-        return self.manifest.tokenizer.end_of_text
-
-    @property
-    def bytes_per_target(self) -> float | None:
-        counts = self.manifest.counts
-        return counts.predicted_bytes / counts.targets if counts.predicted_bytes and counts.targets else None
-
-    @property
-    def fingerprint(self) -> str:
-        digests = self.manifest.sha256
-        return digests['encoded_tokens'] + (f'-{digests[MASK]}' if MASK in digests else '')
-
-    @property
-    def is_remote(self) -> bool:
-        return isinstance(self.path, BucketPath)
-
-    @property
-    def has_mask(self) -> bool:
-        return self._loss_mask is not None
+    def __init__(self, path: AnyPath, manifest: SplitManifest, arrays: Mapping[str, TokenArray]):
+        self.path, self.manifest, self._arrays = path, manifest, arrays
+        counts, identity, digests = manifest.counts, manifest.tokenizer, manifest.sha256
+        self.name, self.n_tokens, self.n_documents = str(path), counts.tokens, counts.documents
+        self.vocab_size, self.largest_token = identity.vocab_size, manifest.max_token_id
+        self.end_of_text = identity.end_of_text
+        if counts.predicted_bytes and counts.targets:
+            self.bytes_per_target = counts.predicted_bytes / counts.targets
+        self.fingerprint = digests['encoded_tokens'] + (f'-{digests[MASK]}' if MASK in digests else '')
+        self.is_remote, self.has_mask = isinstance(path, BucketPath), MASK in arrays
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """The values `2 * id + starts_a_document` in each range [start, stop), uint32, read concurrently."""
-        return self._encoded_tokens.read(ranges)
+        return self._arrays['encoded_tokens'].read(ranges)
 
     def read_starts(self, start: int, stop: int) -> np.ndarray:
-        """The positions of the documents [start, stop) in the token stream, uint64; entry n_documents is its end."""
-        return self._seq_starts.read([(start, stop)])[0]
+        return self._arrays['seq_starts'].read([(start, stop)])[0]
 
     def read_mask(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """Whether each token in [start, stop) counts as a target, bool; all True if `has_mask` is False."""
-        if self._loss_mask is None:
-            return [np.ones(stop - start, bool) for start, stop in ranges]
-        return [values.astype(bool) for values in self._loss_mask.read(ranges)]
+        if not self.has_mask:
+            return super().read_mask(ranges)
+        return [values.astype(bool) for values in self._arrays[MASK].read(ranges)]
 
     def document(self, index: int) -> np.ndarray:
         """The ids of one document with its end-of-text token, int64."""
@@ -265,7 +230,7 @@ def open_split(directory: AnyPath, split: str, cache: BlockFiles | None = None) 
                 raise unreadable(file, error) from None
             if size == 0:
                 raise damaged(file, 'empty')
-    opened = FlatTokens(path, manifest, arrays['encoded_tokens'], arrays['seq_starts'], arrays.get(MASK))
+    opened = FlatTokens(path, manifest, arrays)
     ends = [int(opened.read_starts(index, index + 1)[0]) for index in (0, counts.documents)]
     if ends != [0, counts.tokens]:
         raise damaged(path / 'seq_starts', f'it runs from {ends[0]} to {ends[1]}, not 0 to {counts.tokens}')

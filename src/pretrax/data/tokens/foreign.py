@@ -8,6 +8,7 @@ import numpy as np
 from pretrax.data.corpus.files import nearest
 from pretrax.data.tokens.foreign_layout import GPT2_END_OF_TEXT, MEGATRON_MAGIC, IdType, Layout, megatron, nanogpt, pbin
 from pretrax.data.tokens.foreign_survey import Survey, survey_file
+from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath
 
@@ -15,12 +16,8 @@ GPT2_VOCABULARY = 50257
 FORMATS = 'a flat-tokens directory, nanoGPT .bin, Modalities .pbin, Megatron .bin/.idx, or seqax flat-tokens (zarr 2)'
 
 
-class ForeignTokens:
-    """A `TokenStore` over a file of another tool. `format` is the name of the format."""
-
-    bytes_per_target = None
-    has_mask = False
-    is_remote = False
+class ForeignTokens(TokenStore):
+    """A file of another tool. `format` is the name of the format."""
 
     def __init__(self, layout: Layout, found: Survey, vocab_size: int):
         self.name, self.format = str(layout.path), layout.format
@@ -30,7 +27,6 @@ class ForeignTokens:
         self._layout, self._starts = layout, found.starts
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """The values `2 * id + starts_a_document` in each range [start, stop), uint32."""
         read = self._layout.read(ranges)
         return [self._encoded(values, start, stop) for values, (start, stop) in zip(read, ranges, strict=True)]
 
@@ -49,12 +45,7 @@ class ForeignTokens:
         return encoded
 
     def read_starts(self, start: int, stop: int) -> np.ndarray:
-        """The positions of the documents [start, stop) in the token stream, uint64; entry n_documents is its end."""
         return np.array(self._starts[start:stop])
-
-    def read_mask(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """All True: none of these formats has a loss mask."""
-        return [np.ones(stop - start, bool) for start, stop in ranges]
 
 
 def find_layouts(path: Path, end_of_text: int | None = None, dtype: IdType | None = None) -> dict[str, Layout]:

@@ -36,12 +36,13 @@ class TokenFiles:
     tokenizer: Tokenizer | None
 
 
+@refuse_unreadable()
 def is_flat_tokens(path: AnyPath) -> bool:
     """Whether a path is read as flat-tokens: a directory with a zarr.json (zarr version 3), or any path in a bucket."""
-    with refuse_unreadable():
-        return isinstance(path, BucketPath) or (result_at(path) / 'zarr.json').is_file()
+    return isinstance(path, BucketPath) or (result_at(path) / 'zarr.json').is_file()
 
 
+@refuse_unreadable()
 def open_token_files(
     path: AnyPath,
     say: Report,
@@ -69,20 +70,6 @@ def open_token_files(
     Raises:
         UserError: the path is not a token file, is damaged, or does not fit the tokenizer.
     """
-    with refuse_unreadable():
-        return _open(path, say, tokenizer, vocab_size, end_of_text, dtype, directory, cache)
-
-
-def _open(
-    path: AnyPath,
-    say: Report,
-    tokenizer: Tokenizer | None,
-    vocab_size: int | None,
-    end_of_text: int | None,
-    dtype: IdType | None,
-    directory: AnyPath | None,
-    cache: BlockFiles | None,
-) -> TokenFiles:
     if isinstance(path, BucketPath) or is_flat_tokens(path):
         return _flat_tokens(path, say, tokenizer, end_of_text, dtype, cache)
     layouts = find_layouts(path, end_of_text, dtype)
@@ -91,12 +78,8 @@ def _open(
     if tokenizer is None and vocab_size is None and layouts['train'].format.startswith(NANOGPT):
         meta = find_meta(layouts['train'].path.parent, say)
         if meta is not None:
-            known, tokenizer, end, vocab_size = (
-                True,
-                meta.tokenizer,
-                meta.identity.end_of_text,
-                meta.identity.vocab_size,
-            )
+            known, tokenizer = True, meta.tokenizer
+            end, vocab_size = meta.identity.end_of_text, meta.identity.vocab_size
     if tokenizer is not None:
         vocab_size = tokenizer.vocab_size
     if known:

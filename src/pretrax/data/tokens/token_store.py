@@ -1,12 +1,12 @@
 """The interface of batches to tokens: one split in any format."""
 
+import abc
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 
-class TokenStore(Protocol):
+class TokenStore(abc.ABC):
     """Read access to a token stream and its document starts. Reading raises UserError if the data is damaged.
 
     Attributes:
@@ -21,35 +21,25 @@ class TokenStore(Protocol):
         has_mask: whether some tokens may not count as targets.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def n_tokens(self) -> int: ...
-    @property
-    def n_documents(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def largest_token(self) -> int: ...
-    @property
-    def end_of_text(self) -> int | None: ...
-    @property
-    def bytes_per_target(self) -> float | None: ...
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def is_remote(self) -> bool: ...
-    @property
-    def has_mask(self) -> bool: ...
+    name: str
+    n_tokens: int
+    n_documents: int
+    vocab_size: int
+    largest_token: int
+    end_of_text: int | None
+    fingerprint: str
+    bytes_per_target: float | None = None
+    is_remote = False
+    has_mask = False
 
+    @abc.abstractmethod
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
         """The values `2 * id + starts_a_document` in each range [start, stop), uint32, read concurrently."""
-        ...
 
+    @abc.abstractmethod
     def read_starts(self, start: int, stop: int) -> np.ndarray:
         """The positions of the documents [start, stop) in the token stream, uint64; entry n_documents is its end."""
-        ...
 
     def read_mask(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
         """Whether each token in [start, stop) counts as a target, bool; all True if `has_mask` is False."""
-        ...
+        return [np.ones(stop - start, bool) for start, stop in ranges]
