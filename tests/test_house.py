@@ -131,14 +131,11 @@ TESTED_BY = {
     'config/test_load.py': 'config/problems config/schema config/settle config/source errors',
     'distill/test_files.py': 'distill/parts',
     'distill/test_student.py': 'distill/divergence',
-    'distill/test_teaching.py': 'distill/fingerprint',
     'distill/test_preparation.py': 'cli/distill/prepare',
     'data/batches/test_token_source.py': 'data/batches/block_cache data/batches/windows',
     'data/corpus/test_near_duplicates.py': 'data/corpus/words',
     'data/corpus/test_files.py': 'data/corpus/document data/corpus/parts',
-    'data/tokenize/test_engines.py': (
-        'data/tokenize/engine_local data/tokenize/engine_ray data/tokenize/tokenized_shards data/tokenize/worker'
-    ),
+    'data/tokenize/test_engines.py': ('data/tokenize/engine_ray data/tokenize/tokenized_shards data/tokenize/worker'),
     'data/tokenize/test_prepare.py': 'data/tokenize/sample',
     'data/tokenizers/test_tokenizer.py': 'data/tokenizers/tokenizer_files data/tokenizers/tokenizer_training',
     'data/tokens/test_flat_tokens.py': 'data/tokens/flat_tokens_check data/tokens/flat_tokens_writer',

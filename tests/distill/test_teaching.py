@@ -13,7 +13,7 @@ from decoders import decoder_options
 from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import CheckpointWeights
 from pretrax.config import InitFrom
-from pretrax.distill.fingerprint import fingerprint
+from pretrax.distill.student import fingerprint
 from pretrax.errors import UserError
 from pretrax.model.architecture import resolve
 from pretrax.run.setup import prepare

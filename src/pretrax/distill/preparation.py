@@ -18,8 +18,7 @@ from pretrax.config.batch import rows_of
 from pretrax.data.batches.sequences import read_sequences
 from pretrax.data.batches.source import HostBatch
 from pretrax.distill.files import Description, HostTopK, TeacherFiles, create, digests
-from pretrax.distill.fingerprint import fingerprint
-from pretrax.distill.student import DistilledTransformer, Teacher
+from pretrax.distill.student import DistilledTransformer, Teacher, fingerprint
 from pretrax.distill.top_k import TopK
 from pretrax.errors import Report, UserError
 from pretrax.machine.locks import LockedError, lock_directory

@@ -16,9 +16,8 @@ from pretrax.config.schema import Batch, Distill
 from pretrax.data.batches.sequences import read_sequences
 from pretrax.data.batches.source import HostBatch, Source
 from pretrax.distill.files import TeacherFiles
-from pretrax.distill.fingerprint import fingerprint
 from pretrax.distill.hidden_states import HiddenMatch
-from pretrax.distill.student import Distillation, DistilledTransformer, Teacher
+from pretrax.distill.student import Distillation, DistilledTransformer, Teacher, fingerprint
 from pretrax.errors import Report, UserError
 from pretrax.model.options import TransformerOptions
 from pretrax.model.request import ModelRequest
@@ -94,10 +93,13 @@ class Teaching:
             return
         files = TeacherFiles(locate(cache), jax.process_index())
         prepared = files.description
-        for size in batch.sizes.values():
-            _check_same(cache, 'batch.sequence_length', prepared.sequence_length, size.sequence_length)
-        _check_same(cache, 'distill.temperature', prepared.temperature, self.section.temperature)
-        again = f'prepare it again: pretrax distill prepare CONFIG distill.teacher={prepared.place} --out NEW_DIRECTORY'
+        keys = [('batch.sequence_length', prepared.sequence_length, s.sequence_length) for s in batch.sizes.values()]
+        for key, theirs, ours in (*keys, ('distill.temperature', prepared.temperature, self.section.temperature)):
+            if theirs != ours:
+                raise UserError(
+                    f'distill.cache: {cache} was prepared with {key} = {theirs:g}, and the run has {ours:g}\n'
+                    f'use {key}={theirs:g}, or prepare another directory'
+                )
         facts = {
             'tokenizer': (prepared.tokenizer, source.tokenizer_sha256),
             'vocabulary': (prepared.vocab_size, vocab_size or source.vocab_size),
@@ -107,7 +109,8 @@ class Teaching:
             if theirs != ours:
                 raise UserError(
                     f'distill.cache: {cache} was prepared with another {what}: {theirs} there, {ours} in the run\n'
-                    f'{again}'
+                    f'prepare it again: pretrax distill prepare CONFIG distill.teacher={prepared.place} '
+                    '--out NEW_DIRECTORY'
                 )
         self.files = files
 
@@ -180,12 +183,4 @@ class Teaching:
             'name one checkpoint, such as runs/NAME/checkpoints/1000, that is kept; use another name=, or resume with '
             'the '
             'new teacher: --allow-changes'
-        )
-
-
-def _check_same(cache: str, key: str, theirs: float, ours: float) -> None:
-    if theirs != ours:
-        raise UserError(
-            f'distill.cache: {cache} was prepared with {key} = {theirs:g}, and the run has {ours:g}\n'
-            f'use {key}={theirs:g}, or prepare another directory'
         )

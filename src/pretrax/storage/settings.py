@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from typing import Any, NamedTuple
 
 # Without these, TensorStore waits forever for a server that accepts a connection and sends nothing.
 _TIMEOUTS = {
@@ -55,6 +56,20 @@ def s3_spec(bucket: str) -> dict[str, object]:
     elif 'AWS_ACCESS_KEY_ID' in env and 'AWS_SECRET_ACCESS_KEY' in env and 'AWS_PROFILE' not in env:
         spec['aws_credentials'] = {'type': 'environment'}  # the default chain would warn that ~/.aws is missing
     return spec
+
+
+class S3Access(NamedTuple):
+    """How S3 is reached, for programs other than TensorStore; None: they decide."""
+
+    endpoint: str | None
+    region: str | None
+    profile: str | None
+
+
+def s3_access() -> S3Access:
+    """How S3 is reached, by the settings and the environment."""
+    spec: dict[str, Any] = s3_spec('-')
+    return S3Access(spec.get('endpoint'), spec.get('aws_region'), spec.get('aws_credentials', {}).get('profile'))
 
 
 def gcs_spec(bucket: str) -> dict[str, object]:

@@ -16,7 +16,7 @@ from pretrax.data.corpus.corpus import Corpus, Selection
 from pretrax.data.corpus.listing import find_files
 from pretrax.data.corpus.selection import NearDuplicates
 from pretrax.data.tokenize import prepare as prepare_module
-from pretrax.data.tokenize.engine_local import Processes
+from pretrax.data.tokenize.engines import Processes
 from pretrax.data.tokenize.prepare import Work, prepare
 from pretrax.data.tokenize.tokenized_shards import find_shard, shard_name
 from pretrax.data.tokenizers import encoders
@@ -187,7 +187,7 @@ def test_a_killed_worker_is_reported(corpus, tmp_path):
 
 def test_workers_end_when_their_run_is_killed(tmp_path):
     program = (
-        'import sys, os, signal\nfrom pretrax.data.tokenize.engine_local import Processes\nengine = Processes(1)\n'
+        'import sys, os, signal\nfrom pretrax.data.tokenize.engines import Processes\nengine = Processes(1)\n'
         'from worker_calls import report_forever\n'
         'list(engine.unordered(report_forever, [()], lambda n_bytes, n_tokens: print(n_bytes, flush=True)))'
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pretrax.data.tokenize.encode_shard import Progress
-from pretrax.data.tokenize.engine_local import Processes
+from pretrax.data.tokenize.engines import Processes
 from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokens.token_files import open_token_files
 from pretrax.data.tokens.token_store import TokenStore

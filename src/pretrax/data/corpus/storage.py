@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from pretrax import storage
 from pretrax.errors import UserError, install_extra
-from pretrax.storage.settings import s3_spec
+from pretrax.storage.settings import s3_access
 
 # Protocols of the extra `cloud`. For any other protocol, the error names the package that fsspec needs.
 _CLOUD = ('gs', 'gcs', 's3', 's3a', 'http', 'https')
@@ -154,16 +154,11 @@ def canonical_url(url: Url) -> str:
 
 
 def _s3_options() -> dict[str, Any]:
-    """How the section `storage` of the configuration and the environment say that S3 is reached, for s3fs."""
-    spec: dict[str, Any] = s3_spec('-')
-    options: dict[str, Any] = {}
-    if endpoint := spec.get('endpoint'):
-        options['endpoint_url'] = endpoint
-    if region := spec.get('aws_region'):
-        options['client_kwargs'] = {'region_name': region}
-    if profile := spec.get('aws_credentials', {}).get('profile'):
-        options['profile'] = profile
-    return options
+    """How S3 is reached, for s3fs."""
+    access = s3_access()
+    client = {'region_name': access.region} if access.region else None
+    options = {'endpoint_url': access.endpoint, 'client_kwargs': client, 'profile': access.profile}
+    return {name: value for name, value in options.items() if value}
 
 
 def refusal(location: Location, error: Exception) -> UserError:

@@ -2,27 +2,42 @@
 
 All engines give the same results. They call `function(*arguments, progress)`. The function and its arguments must be
 picklable, and the function may report `progress(bytes, tokens)`.
+
+A local process is a fresh interpreter (data/tokenize/worker.py) that imports neither JAX nor the caller's program, so a
+script needs no `if __name__ == '__main__'`.
 """
 
+import contextlib
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol, cast
 
 from pretrax.data.corpus.corpus import Shard
 from pretrax.data.tokenize.encode_shard import Job, Progress
 from pretrax.data.tokenize.tokenized_shards import TokenizedShard, write_shard
+from pretrax.data.tokenize.worker import send
+from pretrax.errors import UserError
 from pretrax.machine.cores import usable_cores
+from pretrax.storage.settings import s3_access
 
 type EngineName = Literal['local', 'ray']
 
 
 class Engine(Protocol):
-    """Calls functions for shards, possibly in parallel."""
+    """Calls functions for shards, possibly in parallel.
 
-    @property
-    def name(self) -> str:
-        """The kind and number of workers, for messages."""
-        ...
+    Attributes:
+        name: the kind and number of workers, for messages.
+    """
+
+    name: str
 
     def unordered(
         self, function: Callable[..., Any], calls: Sequence[tuple], progress: Progress
@@ -34,15 +49,16 @@ class Engine(Protocol):
         self, job: Job, directory: Path, shards: Sequence[tuple[int, Shard]], progress: Progress
     ) -> Iterator[tuple[int, TokenizedShard]]:
         """Yields (number, totals) of each numbered shard when it is written to `directory`."""
-        ...
+        calls = [(job, directory, number, shard) for number, shard in shards]
+        for call, tokenized in self.unordered(write_shard, calls, progress):
+            yield shards[call][0], tokenized
 
     def close(self) -> None:
         """Stops the workers."""
-        ...
 
 
-class InProcess:
-    """An `Engine` that runs all calls in this process."""
+class InProcess(Engine):
+    """Runs all calls in this process."""
 
     name = 'this process'
 
@@ -52,14 +68,103 @@ class InProcess:
         for number, arguments in enumerate(calls):
             yield number, function(*arguments, progress)
 
-    def tokenize(
-        self, job: Job, directory: Path, shards: Sequence[tuple[int, Shard]], progress: Progress
-    ) -> Iterator[tuple[int, TokenizedShard]]:
-        for number, shard in shards:
-            yield number, write_shard(job, directory, number, shard, progress)
+
+class Processes(Engine):
+    """Calls functions in n processes."""
+
+    def __init__(self, n: int):
+        self._n = n
+        self._workers: list[subprocess.Popen] = []
+        self.name = f'{n} processes'
+
+    def unordered(
+        self, function: Callable[..., Any], calls: Sequence[tuple], progress: Progress
+    ) -> Iterator[tuple[int, Any]]:
+        waiting = iter(enumerate(calls))
+        lock = threading.Lock()
+        answers: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
+
+        def serve(worker: subprocess.Popen) -> None:
+            while True:
+                with lock:
+                    number, arguments = next(waiting, (-1, ()))
+                if number < 0:
+                    return
+                for kind, answer in _ask(worker, function, arguments):
+                    answers.put((number, kind, answer))
+                    if kind in ('user error', 'failure'):
+                        return
+
+        while len(self._workers) < min(self._n, len(calls)):
+            self._workers.append(_start())
+        for worker in self._workers:
+            threading.Thread(target=serve, args=(worker,), daemon=True).start()
+        left = len(calls)
+        while left:
+            number, kind, answer = answers.get()
+            match kind:
+                case 'progress':
+                    progress(*answer)
+                case 'result':
+                    left -= 1
+                    yield number, answer
+                case 'user error':
+                    raise UserError(answer)
+                case _:
+                    raise RuntimeError(f'a worker failed:\n{answer}')
 
     def close(self) -> None:
-        pass
+        """Kills the processes."""
+        for worker in self._workers:
+            worker.kill()
+            worker.wait()
+            for stream in (worker.stdin, worker.stdout):
+                with contextlib.suppress(OSError):  # unsent data is not needed
+                    assert stream is not None
+                    stream.close()
+        self._workers.clear()
+
+
+def _ask(worker: subprocess.Popen, function: Callable[..., Any], arguments: tuple) -> Iterator[tuple[str, Any]]:
+    """Yields the answers to one call: progress reports, then the result or the error."""
+    assert worker.stdout is not None
+    try:
+        send(cast(BinaryIO, worker.stdin), (function, arguments))
+        kind = ''
+        while kind in ('', 'progress'):
+            kind, answer = pickle.load(worker.stdout)
+            yield kind, answer
+    except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+        code = worker.wait()
+        how = signal.Signals(-code).name if code < 0 else f'exit code {code}'
+        yield (
+            'user error',
+            f'data: a worker process has ended ({how})\n'
+            '  if it ran out of memory, use fewer processes: data.workers=1\n'
+            '  the next run continues with the unfinished shards',
+        )
+
+
+def _storage_variables() -> dict[str, str]:
+    """The section `storage` of the configuration, which workers do not read."""
+    values = zip(('AWS_ENDPOINT_URL', 'AWS_REGION', 'AWS_PROFILE'), s3_access(), strict=True)
+    return {name: value for name, value in values if value}
+
+
+def _start() -> subprocess.Popen:
+    # Each worker uses one core, so libraries must not start threads. Workers also need the caller's import paths.
+    environment = os.environ | {
+        'RAYON_NUM_THREADS': '1',
+        'TOKENIZERS_PARALLELISM': 'false',
+        'PYTHONPATH': os.pathsep.join(path for path in sys.path if path),
+        **_storage_variables(),
+    }
+    return subprocess.Popen(
+        [sys.executable, '-m', 'pretrax.data.tokenize.worker'],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )
 
 
 def make_engine(name: EngineName, workers: int | None, n_shards: int) -> Engine:
@@ -69,11 +174,7 @@ def make_engine(name: EngineName, workers: int | None, n_shards: int) -> Engine:
 
         return Ray(workers)
     n_workers = min(workers or usable_cores(), n_shards)
-    if n_workers <= 1:
-        return InProcess()
-    from pretrax.data.tokenize.engine_local import Processes
-
-    return Processes(n_workers)
+    return InProcess() if n_workers <= 1 else Processes(n_workers)
 
 
 def in_order(engine: Engine, function: Callable[..., Any], calls: Iterable[tuple], progress: Progress) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""A worker process of data/tokenize/engine_local.py: reads calls from stdin and writes answers to stdout.
+"""A worker process of data/tokenize/engines.py: reads calls from stdin and writes answers to stdout.
 
 Messages are pickles between two processes of the same run. If the parent is killed, the worker ends at its next
 progress report or when it waits for the next call.
