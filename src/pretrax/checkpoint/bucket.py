@@ -21,7 +21,6 @@ class Bucket:
     Every method but `write` raises OSError, or what `confirm` raises.
 
     Args:
-        path: the prefix.
         token: names the attempts of these processes.
         confirm: raises an exception if another process has taken over the run. Called in process 0.
     """

@@ -36,7 +36,6 @@ class Directory:
     """The directory `<run_dir>/checkpoints`. Processes call `write` and `finish` together; process 0 calls the rest.
 
     Args:
-        path: the directory.
         token: names the directory in which these processes write.
         confirm: raises an exception if another process has taken over the run. Called in process 0.
     """

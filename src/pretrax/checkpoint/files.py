@@ -24,8 +24,6 @@ def open_file(path: AnyPath, size: int, request: int = REQUEST) -> io.RawIOBase:
     """Opens a file to be read in order.
 
     Args:
-        path: the file.
-        size: bytes that it should have.
         request: bytes of an object to ask for at once.
     """
     return _Object(path, size, request) if isinstance(path, BucketPath) else path.open('rb', buffering=0)

@@ -264,8 +264,7 @@ def check_sizes(directory: AnyPath, step: int) -> Manifest:
     """Compares the names of a checkpoint's files with its manifest, on a disk also their sizes. Reads only the
     manifest.
 
-    Raises:
-        DamagedError: something differs; the message names it.
+    Raises DamagedError if something differs; the message names it.
     """
     manifest = read_manifest(directory, step)
     place = manifest.place
@@ -286,8 +285,7 @@ def check_sizes(directory: AnyPath, step: int) -> Manifest:
 def verify(directory: AnyPath, step: int, prefix: str = '') -> Manifest:
     """Reads the files of a checkpoint whose names start with `prefix` and compares them with the manifest.
 
-    Raises:
-        DamagedError: something differs; the message names it.
+    Raises DamagedError if something differs; the message names it.
     """
     manifest = check_sizes(directory, step)
     place = manifest.place

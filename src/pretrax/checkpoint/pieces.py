@@ -25,8 +25,6 @@ class CheckpointArrays:
     and its digest is checked then.
 
     Args:
-        directory: the `checkpoints` directory.
-        step: step of the checkpoint.
         field: 'weights', 'optimizer' or 'ema'.
 
     Attributes:

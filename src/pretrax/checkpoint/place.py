@@ -8,8 +8,7 @@ from pretrax.storage import AnyPath, BucketPath
 def checkpoints_of(path: AnyPath) -> AnyPath:
     """The `checkpoints` directory of a run. The path may also be that directory.
 
-    Raises:
-        UserError: there is no such directory, or it has no checkpoint.
+    Raises UserError if there is no such directory, or it has no checkpoint.
     """
     if not path.is_dir():
         beside = [] if isinstance(path, BucketPath) or not path.parent.is_dir() else list(path.parent.iterdir())
@@ -30,8 +29,7 @@ def find_checkpoint(path: AnyPath) -> tuple[AnyPath, int]:
     """The `checkpoints` directory and the step of a path: a checkpoint, or the newest one of a run or its
     `checkpoints`.
 
-    Raises:
-        UserError: there is no checkpoint at this path.
+    Raises UserError if there is no checkpoint at this path.
     """
     if is_checkpoint(path):
         return path.parent, int(path.name)

@@ -100,7 +100,6 @@ def restore_newest(
     """Restores the newest undamaged checkpoint with a finite state. Reports the checkpoints that it skips.
 
     Args:
-        directory: the `checkpoints` directory.
         like: the state, as for `restore`.
         say: reports each skipped checkpoint.
         check: receives the description of a state before it is read; raises UserError if the state must not be used.
@@ -151,8 +150,7 @@ def restore_newest(
 def _read_arrays(place: AnyPath, manifest: Manifest, like: Any) -> Any:
     """Reads the arrays of a checkpoint that `like` names, with its dtypes and shardings.
 
-    Raises:
-        DamagedError: a file differs from what was written.
+    Raises DamagedError if a file differs from what was written.
     """
     mine = {
         file for file, n in assign_to_processes(manifest.files, jax.process_count()).items() if n == jax.process_index()

@@ -31,7 +31,6 @@ def copy_to_host(state: Any, largest: int | None = None) -> list[HostFile]:
     """Copies a state off the devices. Returns the files that this process has to write.
 
     Args:
-        state: a pytree of arrays.
         largest: bytes of a chunk at most; None: each shard is one chunk.
     """
     leaves = named_leaves(state)

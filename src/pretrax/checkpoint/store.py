@@ -74,8 +74,7 @@ class Checkpoints:
 
         A checkpoint of this step that is already there stays unchanged, unless `continue_from` said otherwise.
 
-        Raises:
-            SaveError: this save or the previous one failed. Raised in all processes.
+        Raises SaveError if this save or the previous one failed. Raised in all processes.
         """
         self.wait()
         if self._prepare(step):
@@ -100,8 +99,7 @@ class Checkpoints:
     def roll_back_to(self, step: int) -> None:
         """Removes the checkpoints of later steps, which will be trained again.
 
-        Raises:
-            SaveError: they cannot be removed now; the next good checkpoint removes them.
+        Raises SaveError if they cannot be removed now; the next good checkpoint removes them.
         """
         with contextlib.suppress(SaveError):  # the current save is removed too
             self.wait()

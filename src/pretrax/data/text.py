@@ -40,8 +40,7 @@ from pretrax.storage import AnyPath, locate, locate_local
 def open_text(request: DataRequest, *, options: DataOptions) -> TokenSource | Mixture | StreamSource:
     """Text, which is tokenized if necessary, or tokens; or a mixture of several sources.
 
-    Raises:
-        UserError: the options, the text or the tokens are wrong.
+    Raises UserError if the options, the text or the tokens are wrong.
     """
     if isinstance(options, MixtureOptions):
         return _open_mixture(request, options)

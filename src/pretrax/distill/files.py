@@ -229,8 +229,6 @@ def create(
     """Creates a directory, or opens it to continue. Damaged parts are removed and reported.
 
     Args:
-        place: the directory.
-        description: what all rows have in common.
         report: receives a line about each damaged part.
         confirm: raises an exception if this process may no longer write the directory.
 

@@ -84,7 +84,6 @@ def hidden_terms(
     """The term 'hidden_mse' of the loss, with its weight, and a table for `hidden_metrics`.
 
     Args:
-        how: the pairs of layers, and the weight.
         ours: num[layers, B/r/d/e, L/c/t, M], of the student, as `Transformer.hidden_states` returns them.
         theirs: num[layers, B/r/d/e, L/c/t, M_teacher], of the teacher.
         projection: num[pairs, M/d, M_teacher]; None: the models are equally wide.

@@ -44,7 +44,6 @@ class PartsInBucket:
     Takes over what there is, and removes what earlier processes have left unfinished.
 
     Args:
-        place: the directory.
         confirm: raises an exception if this process may no longer write the directory.
 
     Raises:

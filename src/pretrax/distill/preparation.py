@@ -58,8 +58,7 @@ def prepare_cache(config: RunConfig, out: AnyPath, top_k: int, report: Report) -
 
     Several processes compute together, and process 0 writes. The others return None.
 
-    Raises:
-        UserError: the run has no teacher, its sequences grow, or the directory is of another teacher.
+    Raises UserError if the run has no teacher, its sequences grow, or the directory is of another teacher.
     """
     if config.distill is None or config.distill.teacher is None:
         raise UserError('pretrax distill prepare needs a teacher\nadd distill.teacher=RUN and distill.cache=null')

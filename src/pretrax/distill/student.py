@@ -260,8 +260,7 @@ class DistilledTransformer(Transformer):
 def build_teacher(request: ModelRequest, options: TransformerOptions, context: str) -> Transformer:
     """The teacher's decoder on the mesh of the student; `context`: how attention treats sequences sharded over c.
 
-    Raises:
-        UserError: its sizes do not divide over the mesh.
+    Raises UserError if its sizes do not divide over the mesh.
     """
     own = {name: value for name, value in options.dotted().items() if name not in OF_TRAINING}
     plain = dataclasses.replace(request, matmul='compute', micro_batches=1)

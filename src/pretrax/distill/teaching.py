@@ -80,9 +80,7 @@ class Teaching:
         """Opens the directory `distill.cache`, if the run has one.
 
         Args:
-            batch: the sizes of the batches of the run.
             vocab_size: of its model; None: that of the data.
-            source: its data.
 
         Raises:
             UserError: it is missing or damaged, or was prepared for other data, another tokenizer or another
@@ -132,8 +130,7 @@ class Teaching:
         """Loads the teacher, if it runs, and checks that a directory has the last batch, so that a run does not stop
         midway.
 
-        Raises:
-            UserError: the directory lacks rows, or as `load`.
+        Raises UserError if the directory lacks rows, or as `load`.
         """
         if self.files is not None:
             batch = run.sizes
@@ -145,9 +142,8 @@ class Teaching:
     def load(self, run: Run, report: Report) -> Teacher | None:
         """The weights of the teacher on the devices of a run; None: it does not run. The mesh of the run must be set.
 
-        Raises:
-            UserError: there is no checkpoint, its weights do not fit its description, its tokenizer is not that of the
-                data, or numbers of a Hugging Face checkpoint are not finite.
+        Raises UserError if there is no checkpoint, its weights do not fit its description, its tokenizer is not that of
+        the data, or numbers of a Hugging Face checkpoint are not finite.
         """
         model, place = run.recipe.model, self.section.teacher
         if place is None or not isinstance(model, DistilledTransformer):

@@ -30,7 +30,6 @@ class Index:
     """The index of a prefix, for the process that owns it.
 
     Args:
-        place: the prefix.
         confirm: makes a request to find out whether this process still has the lease that protects the prefix; raises
             an exception if it does not.
         adopt: returns the entries of files that were copied below the prefix, given all files and the entries; None:
@@ -88,9 +87,6 @@ class Guard:
     """Writes objects in place that only the holder of a lease may write.
 
     A write is refused if another process has written the object since this one read or wrote it.
-
-    Args:
-        confirm: as for `Index`.
     """
 
     def __init__(self, confirm: Callable[[], None]):

@@ -40,10 +40,7 @@ class Lease:
     """A lease that this process has or waits for.
 
     Args:
-        path: the object.
         seconds: for how long it is valid after each renewal.
-        report: receives warnings.
-        clock: returns seconds.
 
     Attributes:
         token: another one for each holder.

@@ -45,10 +45,8 @@ class Mirror:
     """Uploads a directory.
 
     Args:
-        local: the directory.
         remote: where it is uploaded.
         lease: lease of the remote directory; None: nothing protects it, and only logs of this machine may be written.
-        report: receives warnings.
     """
 
     def __init__(self, local: Path, remote: BucketPath, lease: Lease | None, report: Callable[[str], None]):
@@ -68,9 +66,6 @@ class Mirror:
 
         They are newer than the bucket if this directory was written under the lease before this one. Lines of
         `attempts.jsonl` that are only here stay.
-
-        Args:
-            lease: lease of this process.
 
         Raises:
             LostError: another process has taken over.

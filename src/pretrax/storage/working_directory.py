@@ -13,10 +13,6 @@ def working_directory(run_dir: AnyPath, index: int = 0) -> Path:
 
     Its name has a digest of the URL, the machine and the process, so that no two processes share it by accident:
     machines often have the same home directory.
-
-    Args:
-        run_dir: the run directory.
-        index: index of the process.
     """
     if isinstance(run_dir, Path):
         return run_dir

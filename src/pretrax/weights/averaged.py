@@ -34,8 +34,6 @@ def write_average(paths: Sequence[str], out: str, last: int, ema: bool = False) 
     """Writes the mean of the given checkpoints, or of the last `last` checkpoints of each given run.
 
     Args:
-        paths: runs or checkpoints.
-        out: the new run.
         last: checkpoints of each run.
         ema: use the moving average of the weights that each checkpoint has (`optimizer.ema_decay`); one is enough.
 

@@ -21,7 +21,6 @@ def follow(trained: Trained, use: Callable[[Any, int], None], report: Report, st
     has written.
 
     Args:
-        trained: the checkpoint that is used now.
         use: takes the weights, on the devices.
         stop: ends it, also between two looks.
     """

@@ -21,12 +21,10 @@ class LoadedModel:
     """A trained model, loaded to write text.
 
     Args:
-        path: of a run or a checkpoint.
         template: a file with a chat template, instead of the model's own.
         dtype, mesh: as in `open_trained`.
 
     Attributes:
-        trained: the checkpoint and its run.
         tokenizer: of the model.
         max_length: the most tokens that it can read, or None.
         length: the most tokens of a text unless the user says otherwise; of an import its own length.

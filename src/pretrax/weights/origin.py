@@ -99,8 +99,7 @@ def open_origin(place: str, mtp_layers: int = 0, key: str = 'init_from') -> Orig
     """Opens hf:DIR_OR_ID, with at most `mtp_layers` modules of multi-token prediction, or a run or checkpoint. Reads no
     weight.
 
-    Raises:
-        UserError: there is no checkpoint, or its model is unknown.
+    Raises UserError if there is no checkpoint, or its model is unknown.
     """
     origin = _hugging_face(place, mtp_layers) if place.startswith(HF) else _own(place, key)
     return dataclasses.replace(origin, key=key)
@@ -109,9 +108,8 @@ def open_origin(place: str, mtp_layers: int = 0, key: str = 'init_from') -> Orig
 def with_layers(origin: Origin, layers: Sequence[int]) -> Origin:
     """The weights of a decoder that has only these layers of another one, in this order.
 
-    Raises:
-        UserError: there is no such layer, or the layers are of other kinds than those of a decoder with this number of
-            layers.
+    Raises UserError if there is no such layer, or the layers are of other kinds than those of a decoder with this
+    number of layers.
     """
     key, arch = f'{origin.key}.layers', origin.arch
     if arch is None:
@@ -223,10 +221,7 @@ def check_same_model(origin: Origin, run: Run, partial: bool, report: Report) ->
     """Compares the model of a run with the one that the weights were trained in.
 
     What changes the sizes or the meaning of weights is refused, unless only the weights that fit are taken. What else
-    differs is reported: any value of it works with the same weights.
-
-    Raises:
-        UserError: they are other models.
+    differs is reported: any value of it works with the same weights. Raises UserError if they are other models.
     """
     for note in origin.notes:
         report(f'init_from: {note}')

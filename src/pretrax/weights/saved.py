@@ -99,9 +99,6 @@ class SavedModel:
 
         An older pretrax recorded none: texts began with what tokenizer.json adds if the model was imported, otherwise
         with nothing.
-
-        Args:
-            tokenizer: the content of its tokenizer.json.
         """
         if (recorded := self.description.get('begin_of_text')) is not None:
             return tuple(recorded)
@@ -132,8 +129,7 @@ def model_section(place: str, key: str = 'init_from') -> dict[str, Any]:
 def stated_options(place: str, key: str) -> TransformerOptions:
     """The options of the decoder in a checkpoint of Hugging Face or of a run; `key` names it.
 
-    Raises:
-        UserError: there is no checkpoint, or its model is not the decoder.
+    Raises UserError if there is no checkpoint, or its model is not the decoder.
     """
     if place.startswith(HF):
         return decoder_options(model_section(place, key), f'{key}: {place}')

@@ -64,7 +64,6 @@ def open_trained(path: str, mesh: Mapping[str, int] | None = None, dtype: str | 
     """Opens `runs/<name>`, its `checkpoints`, or one of them, on the devices of this machine.
 
     Args:
-        path: of the run or the checkpoint.
         mesh: sizes of mesh axes; None: all devices shard the weights, but on CPUs each has all of them.
         dtype: of activations and matrix products, as `precision.compute`; None: that of the run, but f32 on CPUs. They
             multiply a matrix by a vector in f32 faster than in bf16, and scores are then exact.

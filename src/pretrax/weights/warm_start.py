@@ -40,9 +40,8 @@ def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
     """The state that a run starts from, on its devices: weights of a checkpoint, and its optimizer and step if
     configured.
 
-    Raises:
-        UserError: there is no checkpoint, its model or its sizes differ, its tokenizer is not that of the data, or
-            numbers of a Hugging Face checkpoint are not finite.
+    Raises UserError if there is no checkpoint, its model or its sizes differ, its tokenizer is not that of the data, or
+    numbers of a Hugging Face checkpoint are not finite.
     """
     start = InitFrom(path=start) if isinstance(start, str) else start
     asked = [key for key in ('optimizer', 'step') if getattr(start, key)]
@@ -106,7 +105,6 @@ def placed_weights(origin: Origin, weights: Any, like: Any, vocab_size: int | No
     """All weights of a checkpoint on the devices.
 
     Args:
-        origin: the checkpoint.
         weights: their shapes.
         like: their dtypes and shardings.
         vocab_size: rows of the vocabulary that are tokens, which may be more than in the checkpoint; None: as many.
@@ -124,8 +122,7 @@ def partial_weights(origin: Origin, run: Run, drawn: Any, report: Report) -> Any
 
     The first layers of a stacked weight may come from a checkpoint that has fewer or more layers.
 
-    Raises:
-        UserError: no weight fits, or as `warm_state`.
+    Raises UserError if no weight fits, or as `warm_state`.
     """
     differences: list[str] = []
     check_same_model(origin, run, True, differences.append)

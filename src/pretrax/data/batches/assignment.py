@@ -40,7 +40,6 @@ class Assignment:
     """The source of every row of a run, and the row's number in its source.
 
     Args:
-        names: names of the sources, for messages.
         weights: weight of each source by step, counted in token positions, padding included.
         rows: number of rows in each source.
         exhausted: what happens when a source is used up: it starts again ('repeat'), the run ends ('stop'), or its

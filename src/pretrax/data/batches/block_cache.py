@@ -26,7 +26,6 @@ class BlockCache:
     """Reads ranges of tokens. Several threads may use it at once.
 
     Args:
-        store: the tokens.
         block: tokens per block. A block also holds the token after it, the last target of its last row.
 
     Attributes:

@@ -107,8 +107,7 @@ class Mixture(Source):
 def open_mixture(members: Sequence[Member], exhausted: Exhausted, request: DataRequest) -> Mixture:
     """Opens a mixture, and prints the share and the number of epochs of each source.
 
-    Raises:
-        UserError: the sources have different tokenizers, or too few rows for the run.
+    Raises UserError if the sources have different tokenizers, or too few rows for the run.
     """
     mixture = Mixture(members, exhausted, request.rows_before)
     for one, other in itertools.permutations(members, 2):

@@ -114,8 +114,6 @@ class PackedDocuments:
 
     Args:
         tokens: the split.
-        sequence_length: L.
-        packing: a key of PACKINGS.
         directory: holds the index, which is rebuilt if the tokens, L or the packing change.
         say: prints how long planning took.
     """
@@ -217,8 +215,6 @@ def plan_rows(starts: np.ndarray, length: int, packing: str) -> Plan:
 
     Args:
         starts: int64 [documents + 1], where each starts in the token stream, and where the last one ends.
-        length: L.
-        packing: a key of PACKINGS.
     """
     targets = np.diff(starts) - 1
     n_chunks = -(-targets // length)

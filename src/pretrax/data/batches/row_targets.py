@@ -30,8 +30,6 @@ def report_rows_without_targets(
         name: path or URL of the tokens, for messages.
         read: reads the rows with these numbers, int64 [R].
         n: rows in all; None: unknown, so that the first 64 are the sample.
-        sequence_length: tokens of a row.
-        say: prints a line.
         batch_rows: rows of a step; None: unknown.
 
     Raises:

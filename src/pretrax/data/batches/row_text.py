@@ -13,8 +13,6 @@ def row_text(batch: HostBatch, row: int, tokenizer: Any, ids: bool) -> Iterator[
     """Lines that show the documents of a row: their columns, how many of their targets count, and their text.
 
     Args:
-        batch: rows in host memory.
-        row: which one.
         tokenizer: has `decode(ids)`; None: the ids are shown instead of text.
         ids: also show the ids.
     """

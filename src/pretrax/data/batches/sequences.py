@@ -51,8 +51,6 @@ def check_row_order(source: Source, name: str, sizes: Iterable[tuple[int, int]])
     """Checks that a source gives the same rows in batches of different sizes. Reads at most eight rows per size.
 
     Args:
-        source: the data of a run.
-        name: `data.name`.
         sizes: (first row, number of rows) of the first batch of each size.
 
     Raises:

@@ -21,9 +21,7 @@ class DataRequest:
 
     Attributes:
         seed: any integer.
-        sequence_length: tokens of a row.
         directory: where the source may keep files.
-        say: prints a line for the user.
         steps: steps of the run; None if unknown. Batches do not depend on it.
         rows_before: step -> rows of all steps before it, over all processes; None if unknown. Only weights of a mixture
             that change at steps depend on it.

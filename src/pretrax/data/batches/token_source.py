@@ -39,7 +39,6 @@ class SplitRows(Protocol):
         block: consecutive rows that are best read together.
         documents_per_row: the largest number of segments in a row, padding included.
         density: the fraction of token positions that is not padding.
-        cache: reads the tokens.
     """
 
     tokens: TokenStore
@@ -119,8 +118,7 @@ def open_tokens(
 ) -> TokenSource:
     """Opens a flat-tokens directory for training; `cache` keeps what is read from a bucket.
 
-    Raises:
-        UserError: the tokens are damaged or too few.
+    Raises UserError if the tokens are damaged or too few.
     """
     train = open_split(directory, 'train', cache)
     held_out = open_split(directory, 'validation', cache) if 'validation' in splits(directory) else None
@@ -143,8 +141,7 @@ def open_stores(
 ) -> TokenSource:
     """Opens token stores of any format for training, and prints the size of an epoch.
 
-    Raises:
-        UserError: a split is shorter than one sequence, or no training row has a target.
+    Raises UserError if a split is shorter than one sequence, or no training row has a target.
     """
     rows = _rows(train, 'train', request, packing)
     validation = None if held_out is None else _rows(held_out, 'validation', request, packing)

@@ -29,8 +29,6 @@ class Renderer:
     """Renders one template. Its process starts with the first rendering, and again after one that failed.
 
     Args:
-        source: source of the template.
-        name: name of the template, for messages.
         seconds: limit of a rendering; None: SECONDS.
     """
 
@@ -42,8 +40,7 @@ class Renderer:
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text of the template with these variables, which are JSON.
 
-        Raises:
-            UserError: the template refuses them, has an error, or exceeds a limit.
+        Raises UserError if the template refuses them, has an error, or exceeds a limit.
         """
         request = json.dumps({'source': self._source, 'variables': variables}).encode() + b'\n'
         with self._lock:

@@ -52,13 +52,10 @@ class Template:
     """Renders messages with a Jinja template.
 
     Args:
-        source: the template.
         special_tokens: the ids of the special tokens by name.
         variables: variables of the template, such as {'bos_token': '<s>'}.
-        name: name of the template, for messages.
 
     Attributes:
-        source, variables, name: the arguments.
         end_of_turn: the special token that the template writes after an answer, as a tuple; empty if there is none.
 
     Raises:
@@ -150,8 +147,7 @@ class Template:
 
         Many templates do not know the role `developer`: such a message is then `system`.
 
-        Raises:
-            UserError: the template leaves out one of these keys of a message (None: any of its texts).
+        Raises UserError if the template leaves out one of these keys of a message (None: any of its texts).
         """
         try:
             self._check_written(messages, variables, keys)
@@ -214,10 +210,7 @@ class ChatTemplate(Template):
     """Encodes messages with a Jinja template.
 
     Args:
-        source: the template.
-        tokenizer: encodes the text.
         special_tokens: variables of the template, such as {'bos_token': '<s>'}.
-        name: name of the template, for messages.
     """
 
     def __init__(
@@ -339,7 +332,6 @@ def read_chat_template(directory: Any, tokenizer: Tokenizer, file: Any = None) -
 
     Args:
         directory: with tokenizer_config.json and perhaps chat_template.jinja, on a disk or in a bucket.
-        tokenizer: encodes the text.
         file: a Jinja file, or a tokenizer_config.json, with another template.
 
     Raises:

@@ -26,7 +26,6 @@ def read_content(
     """Yields the decompressed content in blocks.
 
     Args:
-        location: the file.
         start: the byte of the file to start at; in a compressed file, the first byte of a frame.
         began: called before each frame with its byte offsets in the file and in the content after `start`.
 

@@ -98,7 +98,6 @@ def write_index(file: TextFile, say: Callable[[int], None] = lambda _: None) -> 
     """Indexes a local .jsonl file, and replaces an older index atomically.
 
     Args:
-        file: the file.
         say: called with the number of decompressed bytes read so far.
 
     Raises:

@@ -105,8 +105,7 @@ class Listing:
 
         Returns those that were not listed before, sorted by path, and the account of this specification.
 
-        Raises:
-            UserError: there is no such file, or the file named directly is empty.
+        Raises UserError if there is no such file, or the file named directly is empty.
         """
         location, counts = locate(spec), FileCounts()
         search = _local(location, spec, counts) if isinstance(location, Path) else _remote(location, spec, counts)
@@ -202,7 +201,6 @@ class _Search:
 
     Args:
         pattern: the parts of a path; '**' is any number of folders that are not hidden.
-        counts: gets what is left out.
         wanted, skipped: of names; None for a glob, which says by itself what it matches.
     """
 

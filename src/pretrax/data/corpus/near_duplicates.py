@@ -63,8 +63,7 @@ def shingles(text: str) -> np.ndarray:
 def band_keys(texts: Iterable[str | None], threshold: float) -> np.ndarray:
     """The keys of each document, uint64 [documents, bands]; zeros for None and for a text without words.
 
-    Raises:
-        UserError: the extra `dedup` is not installed.
+    Raises UserError if the extra `dedup` is not installed.
     """
     minhash = _minhash()
     bands, rows = bands_and_rows(threshold)
@@ -82,11 +81,7 @@ def band_keys(texts: Iterable[str | None], threshold: float) -> np.ndarray:
 
 
 def clusters(keys: Sequence[np.ndarray]) -> np.ndarray:
-    """The first document of the cluster of each document, int64 [documents]; documents are numbered across all shards.
-
-    Args:
-        keys: keys of each shard, as `band_keys` returns them.
-    """
+    """The first document of each document's cluster, int64 [documents]; documents are numbered across all shards."""
     from scipy.sparse import coo_matrix, csgraph
 
     n = sum(map(len, keys))

@@ -233,8 +233,7 @@ def documents(
 ) -> Iterator[Document | None]:
     """Yields the document of each row, or None if the row is skipped. Duplicates are not removed here.
 
-    Raises:
-        UserError: a row is bad and `on_error` is 'fail'; the message has the origin that `exact` returns.
+    Raises UserError if a row is bad and `on_error` is 'fail'; the message has the origin that `exact` returns.
     """
     for origin, content in rows:
         counts.read += 1

@@ -59,8 +59,6 @@ class Blocks:
     """The stream of a corpus.
 
     Attributes:
-        corpus: the text.
-        job: how to encode it.
         seed: seed of the order of parts and of documents in a block.
         n_documents: documents per block; 1: no shuffling at all.
         left_out: `text_hash` of the documents to leave out.

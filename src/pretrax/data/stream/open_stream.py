@@ -35,10 +35,7 @@ def open_stream(
     """Opens text to train on while it is read.
 
     Args:
-        corpus: the text to train on.
         held_out: the text for validation; None: the first documents of `corpus`, which are then not trained on.
-        tokenizer: makes the tokens.
-        request: the run.
         shuffle_buffer: documents that are shuffled together.
         validation_documents: documents for validation; 0: no validation.
 

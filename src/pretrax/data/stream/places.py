@@ -28,7 +28,6 @@ class Places:
 
     Args:
         path: the file, for one stream.
-        report: prints a line.
     """
 
     def __init__(self, path: AnyPath, report: Report):

@@ -27,12 +27,8 @@ class StreamSource(Source):
     """A `Source` over `Blocks`.
 
     Args:
-        blocks: the stream.
         places: where its known blocks start.
         held_out: the tokens for validation; None: no validation.
-        tokenizer: made the tokens.
-        fingerprint: identifies the stream.
-        request: the run.
     """
 
     def __init__(

@@ -31,10 +31,8 @@ class Job:
         tokenizer: content of a tokenizer.json.
         begin_of_text: the ids that begin every document, except a conversation, whose template writes them.
         end_of_text: the id that ends every document.
-        encoder: name of the encoder.
         validation: fraction to hold out.
         cut: whether the end of each document is held out instead of whole documents.
-        name: name of the tokenizer, for messages.
     """
 
     tokenizer: bytes
@@ -58,7 +56,6 @@ class EncodedDocuments(NamedTuple):
     """Whole documents of one split.
 
     Attributes:
-        split: its name.
         encoded: uint32 [tokens], `2 * id + starts_a_document`.
         mask: bool [tokens], whether each token counts as a target; None: all count.
         n_documents: number of documents.

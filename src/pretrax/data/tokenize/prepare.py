@@ -66,13 +66,9 @@ def prepare(
     """Tokenizes a text unless this was done before, and returns the flat-tokens directory.
 
     Args:
-        corpus: the text.
         directory: where to write it, under a name with the hash of the recipe.
-        say: prints a line.
         tokenizer: the tokenizer; None trains one with at most `vocab_size` tokens.
-        vocab_size: vocabulary size of the tokenizer to train.
         validation: fraction of the documents to hold out.
-        work: the engine and its workers.
         out: the flat-tokens directory, instead of one in `directory`.
 
     Raises:

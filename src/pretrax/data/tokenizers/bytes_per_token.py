@@ -22,9 +22,6 @@ type Form = Literal['NFC', 'NFD', 'NFKC', 'NFKD']
 def most_bytes_per_token(settings: Mapping[str, Any]) -> int | None:
     """The most bytes of text, in UTF-8, for each token.
 
-    Args:
-        settings: a tokenizer.json.
-
     Returns:
         The bound; None if a text of any length may become a single token or none.
     """

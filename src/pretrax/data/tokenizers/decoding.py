@@ -78,7 +78,6 @@ class Steps:
     """The steps of a decoder of `tokenizers`.
 
     Args:
-        backend: whose decoder and vocabulary are used.
         settings: the section `decoder` of its tokenizer.json; None if it has no decoder.
         native_errors: turns what the library raises into a UserError.
     """

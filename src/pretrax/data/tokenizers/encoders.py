@@ -57,7 +57,6 @@ def choose_encoder(tokenizer: Tokenizer, texts: Iterable[str]) -> EncoderChoice:
     """The fastest encoder that gives the ids of `tokenizers` on PROBES and on the first texts.
 
     Args:
-        tokenizer: the tokenizer.
         texts: texts of the corpus; COMPARED_CHARACTERS of them are read.
     """
     if is_bytes(tokenizer):

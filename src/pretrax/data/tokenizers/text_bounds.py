@@ -23,14 +23,7 @@ class Added(NamedTuple):
 
 
 def added_tokens(settings: Mapping[str, Any]) -> Added:
-    """The tokens that a tokenizer adds to a text.
-
-    Args:
-        settings: the content of a tokenizer.json.
-
-    Raises:
-        ValueError: the post-processor is malformed.
-    """
+    """The tokens that a tokenizer adds to a text. Raises ValueError if the post-processor is malformed."""
     processor = settings.get('post_processor')
     if processor is None:
         return Added((), ())
@@ -45,13 +38,7 @@ def added_tokens(settings: Mapping[str, Any]) -> Added:
 
 
 def with_begin(content: bytes, begin: Sequence[int], names: Mapping[int, str]) -> bytes:
-    """A tokenizer.json that adds these tokens before a text; the same bytes if it does so already.
-
-    Args:
-        content: content of the tokenizer.json.
-        begin: ids.
-        names: names of the tokens.
-    """
+    """A tokenizer.json that adds these tokens before a text; the same bytes if it does so already."""
     settings = json.loads(content)
     added = added_tokens(settings)
     if added.before == tuple(begin):

@@ -54,7 +54,6 @@ class Tokenizer:
 
     Args:
         content: the bytes of a tokenizer.json.
-        name: name of the tokenizer, for messages.
         end_of_text: None: the first token with one of the usual names.
         needs_end: whether it is an error if there is no such token.
         end_from: the file that names `end_of_text`.
@@ -62,7 +61,6 @@ class Tokenizer:
         before_text: the id before a text that begins with none; None: `end_of_text`, which ends the text before.
 
     Attributes:
-        name: name of the tokenizer, for messages.
         vocab_size: the largest id plus 1.
         begin_of_text: the ids that begin every text, often none.
         end_of_text: the id that ends every document; None if there is none.
@@ -107,8 +105,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of the text, without the tokens that begin and end it.
 
-        Raises:
-            UserError: the text has a character outside a closed vocabulary, or the tokenizer fails on it.
+        Raises UserError if the text has a character outside a closed vocabulary, or the tokenizer fails on it.
         """
         with self._native_errors(text):
             return self._backend.encode(text, add_special_tokens=False).ids

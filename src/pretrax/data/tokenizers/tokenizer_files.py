@@ -31,8 +31,7 @@ _NUMBERED = ('generation_config.json', CONFIG)  # have an id, or a list of them
 def load_tokenizer(spec: str | Path, begin_of_text: bool | str | None = None) -> Tokenizer:
     """Loads a tokenizer, with `begin_of_text` as in `Tokenizer.begin_with`.
 
-    Raises:
-        UserError: it cannot be read, has no end-of-text token, or `begin_of_text` names no token.
+    Raises UserError if it cannot be read, has no end-of-text token, or `begin_of_text` names no token.
     """
     tokenizer = _load(spec)
     tokenizer.begin_with(begin_of_text)

@@ -26,7 +26,6 @@ class BlockFiles:
 
     Args:
         most: bytes to keep.
-        report: prints a line.
         directory: where; None: `tokens` in the cache directory of the user.
     """
 

@@ -100,13 +100,7 @@ class SplitManifest(pydantic.BaseModel):
 
 
 class FlatTokens(TokenStore):
-    """One split, open for reading. Reading raises UserError with the name of the damaged file.
-
-    Args:
-        path: its directory.
-        manifest: its attributes.
-        arrays: its arrays, by name.
-    """
+    """One split, open for reading. Reading raises UserError with the name of the damaged file."""
 
     def __init__(self, path: AnyPath, manifest: SplitManifest, arrays: Mapping[str, TokenArray]):
         self.path, self.manifest, self._arrays = path, manifest, arrays
@@ -187,7 +181,6 @@ def open_split(directory: AnyPath, split: str, cache: BlockFiles | None = None) 
 
     Args:
         directory: directory of all splits.
-        split: its name.
         cache: keeps what is read from a bucket on a local disk; None: nothing is kept.
     """
     if split not in (present := splits(directory)):

@@ -29,8 +29,7 @@ def verify(directory: AnyPath) -> dict[str, TokenCounts]:
 
     The bytes of text are checked if the tokenizer keeps them, as byte-level ones without a normalizer do.
 
-    Raises:
-        UserError: a file is damaged; names the first one.
+    Raises UserError if a file is damaged; names the first one.
     """
     found = {}
     for name in splits(directory):

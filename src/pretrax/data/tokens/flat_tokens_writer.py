@@ -72,7 +72,6 @@ class Writer:
         """Appends documents to a split.
 
         Args:
-            split: its name.
             documents: the ids of each document with its end-of-text token.
             n_bytes, predicted_bytes: added to these counts; None makes the count of the split unknown.
             masks: whether each token of each document counts as a target; None: all count.
@@ -95,7 +94,6 @@ class Writer:
         """Appends tokens to a split.
 
         Args:
-            split: its name.
             encoded: uint32, `2 * id + starts_a_document`. A document may continue in the next call.
             mask: bool, whether each token counts as a target; None: all count.
             n_bytes, predicted_bytes: added to these counts; None makes the count of the split unknown.
@@ -157,7 +155,6 @@ def create(
     Args:
         directory: its path. If another process creates it first, that directory is kept; if it has other tokens, this
             is an error.
-        tokenizer: identity of the tokenizer.
         tokenizer_json: content of its tokenizer.json; None if the tokenizer is unknown.
         source: where the tokens come from, any JSON.
 

@@ -52,7 +52,6 @@ def find_layouts(path: Path, end_of_text: int | None = None, dtype: IdType | Non
     """The splits of a path: 'train', and 'validation' if there is one.
 
     Args:
-        path: a file or a directory.
         end_of_text: the id that ends documents in a nanoGPT .bin. Other formats store document boundaries.
         dtype: the type of the ids of a nanoGPT .bin; None: uint16. Other formats store it.
 
@@ -122,9 +121,7 @@ def open_layouts(
     """Opens splits for reading, with one vocabulary.
 
     Args:
-        layouts: the splits.
         directory: caches the survey of each file; None: no cache.
-        say: prints a line.
         vocab_size: None: from the files if they have it, otherwise the largest id plus 1.
 
     Raises:

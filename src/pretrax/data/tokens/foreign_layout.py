@@ -67,7 +67,6 @@ def nanogpt(path: Path, end_of_text: int | None = None, dtype: IdType | None = N
     """uint16 or uint32 ids without a header, as numpy.tofile writes them. github.com/karpathy/nanoGPT data/*/prepare.py
 
     Args:
-        path: the file.
         end_of_text: the id that ends a document; None: GPT-2's.
         dtype: the type of an id; None: uint16.
     """

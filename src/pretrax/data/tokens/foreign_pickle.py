@@ -27,7 +27,6 @@ def read_pairs(stream: BinaryIO, name: str, most: int) -> np.ndarray:
 
     Args:
         stream: a pickle of protocol 2 to 5, with nothing after it.
-        name: name of the file, for messages.
         most: pairs.
 
     Raises:
@@ -93,7 +92,6 @@ def read_dict(pickled: bytes, name: str) -> dict[Any, Any]:
 
     Args:
         pickled: a pickle of protocol 2 to 5.
-        name: name of the file, for messages.
 
     Raises:
         UserError: the pickle has anything else.

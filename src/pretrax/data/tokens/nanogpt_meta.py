@@ -30,8 +30,7 @@ class Meta(NamedTuple):
 def find_meta(directory: Path, say: Report) -> Meta | None:
     """What a directory says about the ids of its .bin files; None if nothing.
 
-    Raises:
-        UserError: tokens.json or tokenizer.json is damaged.
+    Raises UserError if tokens.json or tokenizer.json is damaged.
     """
     if (file := directory / TOKENS_JSON).is_file():
         return _pretrax_meta(file)

@@ -29,8 +29,6 @@ class TokenArray:
     """A stored array of one dimension.
 
     Args:
-        path: its directory.
-        dtype: the expected type.
         sha256: SHA-256 of its values.
         cache: keeps what is read from a bucket; None: nothing is kept.
 
@@ -140,9 +138,7 @@ def _refusal(array: AnyPath, file: AnyPath | None, error: ValueError) -> UserErr
     """The error for what TensorStore reports; it raises ValueError for all reasons.
 
     Args:
-        array: the directory of the array.
         file: the file that was read; None: the error names it.
-        error: error of TensorStore.
     """
     said = str(error).split(' [')[0]
     if isinstance(array, BucketPath):

@@ -144,12 +144,8 @@ def output(
     """Writes a new flat-tokens directory with all documents of some stores.
 
     Args:
-        out: the new directory.
-        inputs: the stores.
-        identity: identity of the tokenizer.
         tokenizer: None if unknown.
         how: the operation and its options, for the manifest.
-        say: prints a line.
 
     Raises:
         UserError: the directory exists, or its totals differ from those of the inputs.

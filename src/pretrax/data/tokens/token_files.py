@@ -58,7 +58,6 @@ def open_token_files(
 
     Args:
         path: a file, a directory, or flat-tokens in a bucket.
-        say: prints a line.
         tokenizer: for files that come without their tokenizer.
         vocab_size: for files that do not have it; None: that of the tokenizer, otherwise the largest id plus 1.
         end_of_text: the id that ends documents in a nanoGPT .bin; None: that of the tokenizer or of the files next to
@@ -135,8 +134,7 @@ def open_held_out(
 ) -> TokenStore:
     """Opens a separate path for validation: its split 'validation', otherwise 'train'.
 
-    Raises:
-        UserError: its tokenizer differs from that of the training tokens.
+    Raises UserError if its tokenizer differs from that of the training tokens.
     """
     if is_flat_tokens(path):
         files = open_token_files(path, say, cache=cache)

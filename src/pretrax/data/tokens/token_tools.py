@@ -35,9 +35,6 @@ def convert_to_nanogpt(files: TokenFiles, out: AnyPath, say: Report, added_end: 
     """Converts token files of any format to a directory with nanoGPT's train.bin and val.bin.
 
     Args:
-        files: the token files.
-        out: the new directory.
-        say: prints a line.
         added_end: the id to write after each document; only if no token ends the documents of the files.
 
     Raises:
