@@ -42,7 +42,7 @@ __all__ = [
     'steps_in',
     'verify',
     'write_streamed',
-]  # fmt: skip
+]
 
 _WITH_JAX = {
     'restore': 'restoring',

@@ -177,6 +177,5 @@ class Teaching:
         raise UserError(
             f'{run_dir} was trained with another teacher: the weights of {self.section.teacher} have changed since\n'
             'name one checkpoint, such as runs/NAME/checkpoints/1000, that is kept; use another name=, or resume with '
-            'the '
-            'new teacher: --allow-changes'
+            'the new teacher: --allow-changes'
         )

@@ -49,13 +49,12 @@ def report_rows_without_targets(
         say(f'targets: each of {which} has some')
         return
     share = empty / counted
-    steps = '' if batch_rows is None or share**batch_rows < 1e-6 else (
-        f'; {share**batch_rows:.2g} of the steps will have nothing to learn, and change nothing'
-    )  # fmt: skip
+    empty_steps = 0.0 if batch_rows is None else share**batch_rows
+    steps = f'; {empty_steps:.2g} of the steps will have nothing to learn, and change nothing'
     say(
         f'rows without targets: {share:.1%} ({empty:,} of {which}) are read but teach nothing, since their answers '
-        'begin after '
-        f'the end of the row{steps}; a longer batch.sequence_length has fewer of them'
+        f'begin after the end of the row{steps * (empty_steps >= 1e-6)}; a longer batch.sequence_length has fewer of '
+        'them'
     )
 
 

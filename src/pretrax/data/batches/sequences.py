@@ -63,10 +63,9 @@ def check_row_order(source: Source, name: str, sizes: Iterable[tuple[int, int]])
             kind = type(source).__name__
             raise UserError(
                 f'data.name={name}: batches grow, but {kind} numbers the rows of batches of {small} and of {large} '
-                'rows '
-                f'differently\nrow {small} of the run is row 0 of batch 1 of {small} rows, and row {small} of batch 0 '
-                'of '
-                f'{large} rows\nmake each row from its number step * batch_rows + row, or do not let batch.tokens grow'
+                f'rows differently\nrow {small} of the run is row 0 of batch 1 of {small} rows, and row {small} of '
+                f'batch 0 of {large} rows\nmake each row from its number step * batch_rows + row, or do not let '
+                'batch.tokens grow'
             )
 
 

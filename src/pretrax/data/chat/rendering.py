@@ -114,9 +114,7 @@ def environment() -> Any:
         raise jinja2.TemplateError(message)
 
     def tojson(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )  # fmt: skip
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     made = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]

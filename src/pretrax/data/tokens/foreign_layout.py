@@ -4,6 +4,7 @@ Opening a file checks only its header and size. Ids are read with `pread`, so tr
 error message; with a memory map it would kill the process.
 """
 
+import functools
 import os
 import struct
 import weakref
@@ -116,11 +117,9 @@ def _check_width(path: Path, size: int, dtype: IdType | None) -> None:
             '  and dtype=uint32'
         )
     if dtype is None and _is_small(halves[:, [1, 3]], halves[:, [0, 2]]):
-        largest = int(halves[:, [1, 3]].max())
+        up_to = f' to {largest}' if (largest := int(halves[:, [1, 3]].max())) else ''
         raise UserError(
-            f'{path}: its ids seem to have 4 bytes: every second 2-byte number is 0{
-                f" to {largest}" if largest else ""
-            }\n'
+            f'{path}: its ids seem to have 4 bytes: every second 2-byte number is 0{up_to}\n'
             '  expected dtype=uint32, or dtype=uint16 if they have 2 bytes'
         )
 
@@ -159,14 +158,8 @@ def pbin(path: Path) -> Layout:
             f'the file has {size:,} bytes\n  it is truncated or damaged'
         )
     ids = IdFile(path, f'<u{width}', PBIN_HEADER, n_bytes // width)
-    return Layout(
-        'Modalities .pbin',
-        path,
-        (path,),
-        ids.n,
-        ids.read,
-        lambda: _pbin_starts(path, PBIN_HEADER + n_bytes, ids.n, width),
-    )
+    find_starts = functools.partial(_pbin_starts, path, PBIN_HEADER + n_bytes, ids.n, width)
+    return Layout('Modalities .pbin', path, (path,), ids.n, ids.read, find_starts)
 
 
 def _pbin_starts(path: Path, at: int, n_tokens: int, width: int) -> tuple[np.ndarray, list[str]]:
@@ -236,10 +229,8 @@ def megatron(prefix: Path) -> Layout:
             f'{binary}: {n_bytes:,} bytes, expected a multiple of {width}, the bytes of an id\n  the file is truncated'
         )
     ids = IdFile(binary, dtype, 0, n_bytes // width)
-    return Layout(
-        'Megatron .bin/.idx', prefix, (idx, binary), ids.n, ids.read,
-        lambda: _megatron_starts(idx, n_sequences, n_marks, width, ids.n),
-    )  # fmt: skip
+    find_starts = functools.partial(_megatron_starts, idx, n_sequences, n_marks, width, ids.n)
+    return Layout('Megatron .bin/.idx', prefix, (idx, binary), ids.n, ids.read, find_starts)
 
 
 def _megatron_starts(

@@ -3,6 +3,7 @@
 Ids are encoded as in pretrax's flat-tokens. There are no checksums, no tokenizer and no end-of-text token.
 """
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,8 @@ def seqax(path: Path) -> Layout:
         raise UserError(f'{path}: it has no tokens')
     starts = _open(path / 'seq_starts', 'uint64')
 
-    def read(ranges: Ranges) -> list[np.ndarray]:
-        return _read(tokens, path / 'encoded_tokens', ranges)
-
-    def find_starts() -> tuple[np.ndarray, list[str]]:
-        return _starts(starts, path / 'seq_starts', n_tokens)
-
+    read = functools.partial(_read, tokens, path / 'encoded_tokens')
+    find_starts = functools.partial(_starts, starts, path / 'seq_starts', n_tokens)
     files = (path / '.zattrs', *sorted((path / 'encoded_tokens').iterdir()), *sorted((path / 'seq_starts').iterdir()))
     return Layout(
         'seqax flat-tokens (zarr 2)', path, files, n_tokens, read, find_starts, start_bits=True, vocab_size=largest + 1

@@ -115,10 +115,8 @@ def _say_begin(path: AnyPath, tokenizer: Tokenizer, say: Report) -> None:
     elif adds:
         say(
             f'tokens: nothing begins a document of {path}, though tokenizer.json adds {tokenizer.shown(adds)}: '
-            'data.begin_of_text '
-            'was false, or an older pretrax or another tool wrote it. Prompts, scores and exports of this run begin '
-            'with '
-            'nothing too; to change that, tokenize the text again'
+            'data.begin_of_text was false, or an older pretrax or another tool wrote it. Prompts, scores and exports '
+            'of this run begin with nothing too; to change that, tokenize the text again'
         )
 
 
