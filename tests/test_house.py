@@ -140,8 +140,7 @@ TESTED_BY = {
     'data/tokenizers/test_tokenizer.py': 'data/tokenizers/tokenizer_files data/tokenizers/tokenizer_training',
     'data/tokens/test_flat_tokens.py': 'data/tokens/flat_tokens_check data/tokens/flat_tokens_writer',
     'data/tokens/test_foreign.py': (
-        'data/tokens/foreign_layout data/tokens/foreign_pickle data/tokens/foreign_survey data/tokens/foreign_zarr '
-        'data/tokens/token_store'
+        'data/tokens/foreign_layout data/tokens/foreign_pickle data/tokens/foreign_zarr data/tokens/token_store'
     ),
     'data/stream/test_stream_source.py': 'data/stream/blocks data/stream/open_stream data/stream/places',
     'data/tokens/test_token_array.py': 'data/tokens/block_files',
@@ -151,8 +150,7 @@ TESTED_BY = {
     'doctor/test_diagnosis.py': 'cli/doctor doctor/checks doctor/findings doctor/context doctor/probe '
     'doctor/probe_process doctor/barrier',
     'docs/test_commands.py': (
-        'checkpoint/place cli/compile_ cli/export cli/import_ cli/launch/local cli/plan '
-        'data/batches/tokenizer_only weights/imported'
+        'cli/compile_ cli/export cli/import_ cli/launch/local cli/plan data/batches/tokenizer_only weights/imported'
     ),
     'evaluate/test_results.py': 'cli/_evaluated evaluate/language_model evaluate/made_tasks evaluate/task '
     'evaluate/text_tasks',

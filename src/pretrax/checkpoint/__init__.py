@@ -8,13 +8,15 @@ from pretrax.checkpoint.manifest import (
     DamagedError,
     Manifest,
     check_sizes,
+    checkpoints_of,
+    find_checkpoint,
+    is_checkpoint,
     read_description,
     read_manifest,
     steps_in,
     verify,
 )
 from pretrax.checkpoint.pieces import CheckpointArrays, CheckpointWeights, is_stacked
-from pretrax.checkpoint.place import checkpoints_of, find_checkpoint, is_checkpoint
 
 if TYPE_CHECKING:
     from pretrax.checkpoint.restoring import restore, restore_newest

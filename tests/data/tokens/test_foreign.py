@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.small_memory import output_of
 
 from data import foreign_files as write
-from pretrax.data.tokens import foreign_survey
+from pretrax.data.tokens import foreign
 from pretrax.data.tokens.foreign import ForeignTokens, find_layouts, open_layouts
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import UserError
@@ -72,7 +72,7 @@ FORMATS = {
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(docs=DOCUMENTS, block=st.integers(1, 20))
 def test_every_document_is_read_exactly(tmp_path_factory, monkeypatch, name, docs, block):
-    monkeypatch.setattr(foreign_survey, '_AT_ONCE', block)
+    monkeypatch.setattr(foreign, '_AT_ONCE', block)
     path = FORMATS[name](tmp_path_factory.mktemp('x'), docs)
     tokens = opened(path, end_of_text=0 if name == 'nanogpt' else None)['train']
     assert documents(tokens) == docs
@@ -173,7 +173,7 @@ def test_the_wrong_index_of_modalities_merge_tool_is_corrected(tmp_path, base):
 def test_a_survey_is_cached_until_the_file_changes(tmp_path, monkeypatch):
     path = write.pbin(tmp_path / 'a.pbin', SOME)
     first = opened(path, directory=tmp_path / 'kept')['train']
-    monkeypatch.setattr(foreign_survey, '_make', lambda *_: pytest.fail('read again'))
+    monkeypatch.setattr(foreign, '_make', lambda *_: pytest.fail('read again'))
     again = opened(path, directory=tmp_path / 'kept')['train']
     assert documents(again) == documents(first) == SOME
     assert (again.fingerprint, again.end_of_text) == (first.fingerprint, 0)

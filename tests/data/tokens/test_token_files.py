@@ -85,7 +85,7 @@ def test_a_given_tokenizer_decodes_the_tokens_and_has_the_end_of_text(open_sourc
 def test_opening_again_uses_the_cached_survey(open_source, tmp_path, documents, monkeypatch):
     path = write.pbin(tmp_path / 'a.pbin', documents)
     first = open_source(tokens=str(path))
-    monkeypatch.setattr('pretrax.data.tokens.foreign_survey._make', lambda *_: pytest.fail('read again'))
+    monkeypatch.setattr('pretrax.data.tokens.foreign._make', lambda *_: pytest.fail('read again'))
     assert rows(open_source(tokens=str(path))) == rows(first)
 
 
