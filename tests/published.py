@@ -53,6 +53,7 @@ ABOUT = {
     'exaone4-1.2b': (1.07e9 + 102400 * 2048, 0.005), 'exaone4-32b': (30.95e9 + 2 * 102400 * 5120, 0.001),
     'gemma3-4b': (675e6 + 3209e6, 0.002), 'gemma3-12b': (1012e6 + 10759e6, 0.002), 'gemma3-27b': (1416e6 + 25600e6,
     0.002),
+    'gemma4-31b': (30.7e9, 0.001),  # as its card rounds it
     # Table 1 of arXiv:2508.06471 counts the layer of multi-token prediction, and no embeddings. The files of MiniMax M2
     # on the hub have 228,703,644,928 numbers, one in 16,384 of them a scale of FP8.
     'glm4.5': (355e9 - 3.99e9 + 2 * 151552 * 5120, 0.001), 'glm4.6': (355e9 - 3.99e9 + 2 * 151552 * 5120, 0.001),

@@ -19,7 +19,8 @@ HERE = Path(__file__).parent
 CLASSES = {
     'gpt2': 'GPT2Config', 'llama': 'LlamaConfig', 'mistral': 'MistralConfig', 'mixtral': 'MixtralConfig',
     'qwen2': 'Qwen2Config', 'qwen3': 'Qwen3Config', 'qwen2_moe': 'Qwen2MoeConfig', 'qwen3_moe': 'Qwen3MoeConfig',
-    'gemma': 'GemmaConfig', 'gemma2': 'Gemma2Config', 'gemma3_text': 'Gemma3TextConfig', 'olmo2': 'Olmo2Config',
+    'gemma': 'GemmaConfig', 'gemma2': 'Gemma2Config', 'gemma3_text': 'Gemma3TextConfig',
+    'gemma4_text': 'Gemma4TextConfig', 'olmo2': 'Olmo2Config',
     'smollm3': 'SmolLM3Config', 'phi3': 'Phi3Config', 'gpt_oss': 'GptOssConfig', 'olmoe': 'OlmoeConfig',
     'olmo3': 'Olmo3Config',
     'gpt_neox': 'GPTNeoXConfig', 'phi': 'PhiConfig', 'stablelm': 'StableLmConfig', 'granite': 'GraniteConfig',
@@ -33,6 +34,7 @@ CLASSES = {
 HEADS = {'hidden_size': 96, 'num_attention_heads': 6}
 LAYERS = {'num_hidden_layers': 6}
 WINDOW = {'use_sliding_window': True, 'sliding_window': 9}
+WITHOUT_PLE = {'hidden_size_per_layer_input': 0}
 LLAMA3 = {'rope_type': 'llama3', 'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0}
 # What is left out of each: everything else.
 GIVEN = {
@@ -69,6 +71,10 @@ GIVEN = {
         {}, LAYERS, {'sliding_window_pattern': 3}, {'rope_scaling': {'rope_type': 'linear', 'factor': 8.0}},
         {'rope_theta': 7.0, 'rope_local_base_freq': 3.0},
     ],
+    'gemma4_text': [WITHOUT_PLE | one for one in (
+        {}, LAYERS, {'attention_k_eq_v': True, 'num_global_key_value_heads': 2}, {'num_global_key_value_heads': 2},
+        LAYERS | {'layer_types': ['full_attention', 'sliding_attention'] * 3}, {'global_head_dim': 96},
+    )],
     'olmo2': [{}, HEADS],
     'mamba2': [], 'qwen3_next': [],
     'qwen3_5_text': [{}, {'partial_rotary_factor': 0.5, 'rope_theta': 7.0}, {'rope_parameters': {'rope_theta': 9.0}}],
@@ -103,6 +109,7 @@ GIVEN = {
 }  # fmt: skip
 # What decides what a model computes
 SEEN = {
+    'per_layer_config',
     'vocab_size',
     'hidden_size',
     'n_embd',

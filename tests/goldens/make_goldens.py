@@ -91,6 +91,15 @@ def layer_types(count, every):
     return ['full_attention' if every and (i + 1) % every == 0 else 'sliding_attention' for i in range(count)]
 
 
+GEMMA4 = SIZES | WIDE_HEADS | {
+    'global_head_dim': 16, 'sliding_window': 7, 'final_logit_softcapping': 3.0, 'hidden_size_per_layer_input': 0,
+    'rope_parameters': {
+        'sliding_attention': {'rope_type': 'default', 'rope_theta': 100.0},
+        'full_attention': {'rope_type': 'proportional', 'partial_rotary_factor': 0.25, 'rope_theta': 5000.0},
+    },
+}  # fmt: skip
+
+
 # Case -> configuration class, its arguments. The model class is the one that AutoModelForCausalLM finds for it.
 CASES = {
     'gpt2': ('GPT2Config', {
@@ -122,6 +131,12 @@ CASES = {
             'full_attention': {'rope_type': 'linear', 'factor': 8.0, 'rope_theta': 5000.0},
         },
     }),
+    # the 31B: in layers without a window wider heads, fewer of keys, which are values too; a pair in four is rotated
+    'gemma4': ('Gemma4TextConfig', GEMMA4 | {
+        'num_hidden_layers': 4, 'layer_types': layer_types(4, 2), 'attention_k_eq_v': True,
+        'num_global_key_value_heads': 1,
+    }),
+    'gemma4-values': ('Gemma4TextConfig', GEMMA4 | {'layer_types': layer_types(2, 2)}),
     'olmo2': ('Olmo2Config', SIZES | {'rms_norm_eps': 1e-6} | rope(500000.0)),
     'phi3': ('Phi3Config', SIZES | {
         'sliding_window': 9, 'resid_pdrop': 0.0, 'embd_pdrop': 0.0, 'original_max_position_embeddings': 64,
@@ -267,6 +282,8 @@ def random_model(kind, arguments, seed):
         for name, buffer in model.named_buffers():
             if name.endswith('e_score_correction_bias'):
                 buffer.copy_(0.1 * torch.randn_like(buffer))
+            if name.endswith('layer_scalar'):  # a parameter in the code that the models were trained with
+                buffer.add_(0.3 * torch.randn_like(buffer)).requires_grad_()
     return model.eval()
 
 
@@ -294,7 +311,9 @@ def as_saved(model):
     """The gradients by the names under which the weights are saved: in memory those of all experts are one array."""
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
     gradients |= {
-        name: torch.zeros_like(x) for name, x in model.named_buffers() if name.endswith('e_score_correction_bias')
+        name: torch.zeros_like(x) if x.grad is None else x.grad
+        for name, x in model.named_buffers()
+        if name.endswith(('e_score_correction_bias', 'layer_scalar'))
     }
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory, state_dict=gradients)

@@ -27,7 +27,7 @@ RULES = {
     'minimax_m2': {'partial_rotary_factor': None},  # 1, or as rotary_dim says
 }
 # Fields that classes do not declare, but take from a file
-UNDECLARED = {('head_dim', None)}
+UNDECLARED = {('head_dim', None), ('global_head_dim', 512), ('num_global_key_value_heads', None)}
 
 
 def test_every_family_has_defaults():
@@ -80,11 +80,16 @@ def test_what_is_left_out_is_derived_as_transformers_does(case):
     rope = said['rope_parameters']
     full, local = (rope.get(kind, rope) for kind in ('full_attention', 'sliding_attention'))
     assert arch.rope.base == full['rope_theta']
-    assert arch.rope.fraction == full.get('partial_rotary_factor', 1.0)
+    fraction = arch.rope.scaling.fraction if full['rope_type'] == 'proportional' else arch.rope.fraction
+    assert fraction == full.get('partial_rotary_factor', 1.0)
     assert arch.rope.local_base == (local['rope_theta'] if 'sliding_attention' in rope else None)
     assert (arch.rope.scaling.kind if arch.rope.scaling else 'default') == full['rope_type']
     if arch.rope.scaling:
-        assert arch.rope.scaling.factor == full['factor']
+        assert arch.rope.scaling.factor == full.get('factor', 1.0)
+    for layer, sizes in said.get('per_layer_config', {}).items():
+        heads = arch.heads(arch.kinds[int(layer)])
+        assert heads.d_query == sizes['head_dim']
+        assert heads.n_kv == sizes.get('num_key_value_heads', said['num_key_value_heads'])
     if full['rope_type'] == 'llama3':
         assert arch.rope.scaling.original_length == full['original_max_position_embeddings']
     if 'no_rope_layers' in said:

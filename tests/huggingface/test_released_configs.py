@@ -98,7 +98,7 @@ def test_a_harmless_field_is_harmless_at_its_released_value_alone(preset, fields
 
 
 def test_an_export_of_kimi_k2_is_the_class_that_its_file_names():
-    """The released files load with code of their own, since `transformers` has no type kimi_k2; an export needs none."""
+    """The released files come with code, since `transformers` has no type kimi_k2. An export needs none."""
     released = RELEASED['kimi-k2']['config']
     options, _ = read_options(released)
     config, _ = write_config(resolve(decoder_options(**options), options['vocab_size'], 1), 'deepseek-v3')

@@ -106,7 +106,7 @@ def test_a_proposed_rotary_fraction_works(d_head, fraction):
     decoder_options(**SIZES, d_head=d_head, rotary_fraction=proposed)
 
 
-@pytest.mark.parametrize('family', ['gemma2', 'gemma3', 'olmo3', 'gpt-oss', 'cohere2', 'llama4'])
+@pytest.mark.parametrize('family', ['gemma2', 'gemma3', 'gemma4', 'olmo3', 'gpt-oss', 'cohere2', 'llama4'])
 def test_a_window_of_zero_turns_off_the_windows_of_a_family(family):
     arch = resolve(decoder_options(**SIZES | {'n_layers': 4}, family=family, window=0), 100, 16)
     assert not any(arch.windows)

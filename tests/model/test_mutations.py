@@ -120,6 +120,12 @@ FLIPPED = {
                {'block_norms': 'pre'}, {'block_norms': 'post'}],
     'gemma3': [{'window': 6}, {'window': 8}, {'global_every': 2}, {'local_rope_base': 5000.0}, {'rope_base': 1e4},
                {'rope_scaling': {'kind': 'none'}}, {'query_pre_attn_scalar': 8}, {'qk_norm': 'none'}],
+    'gemma4': [{'window': 6}, {'window': 8}, {'attention.v_norm': False}, {'attention.global_k_as_v': False},
+               {'block.layer_scale': False}, {'qk_norm': 'none'}, {'query_pre_attn_scalar': 2.0}, {'final_softcap': 0},
+               {'local_rope_base': 5000.0}, {'rope_base': 1e4}, {'block_norms': 'pre'}]
+              + [{'rope_scaling': {'kind': 'proportional', 'fraction': 0.25} | one} for one in
+                 ({'kind': 'none'}, {'fraction': 0.5}, {'factor': 2.0})],
+    'gemma4-values': [{'attention.global_k_as_v': True}, {'attention.v_norm': False}],
     'olmo2': [{'qk_norm': 'none'}, {'block_norms': 'sandwich'}],
     'qwen3-next': [{'attention_gate': False}, {'norm_offset': 0.0}, {'rotary_fraction': 1.0}, {'shared_gate': False},
                    {'rope_base': 1000.0}],

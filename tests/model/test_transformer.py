@@ -104,6 +104,7 @@ LATENT = {'kv_rank': 32, 'd_rope': 8, 'd_nope': 16}
 ALL_WEIGHTS = [  # between them they have every weight there is
     WIDE | {'family': 'gpt2'},
     WIDE | {'family': 'gemma3', 'd_head': 16},
+    WIDE | {'family': 'gemma4', 'd_head': 16, 'attention.global_d_head': 32, 'attention.global_k_as_v': False},
     WIDE | {'block_norms': 'post', 'qk_norm': 'full'},
     WIDE | {'n_experts': 4, 'd_shared': 64, 'shared_gate': True},
     WIDE | {'family': 'gpt-oss', 'n_experts': 4},
@@ -148,10 +149,10 @@ def test_initial_weights(options):
             assert values.mean() == pytest.approx(0.5, abs=0.1), name
         elif name.endswith('bias'):
             assert not x.any(), name
-        elif 'norm' in name or name == 'linear_skip':
+        elif 'norm' in name or name in ('linear_skip', 'layer_scale'):
             assert np.all(x == (1 if name.startswith('linear_') else scale)), name
         else:  # normal; smaller by sqrt(2 * 8 layers) where it feeds the residual stream
-            std = 0.05 / 4 if name in ('o', 'linear_o') or name.endswith('down') else 0.05
+            std = 0.05 / 4 if name in ('o', 'o_global', 'linear_o') or name.endswith('down') else 0.05
             few = name == 'sinks'  # 8 layers of 4 heads
             assert x.std() == pytest.approx(std, rel=0.3 if few else 0.05), name
             assert abs(x.mean()) < (0.5 if few else 0.05) * std, name

@@ -17,7 +17,8 @@ from small import mesh_of, random_batch, random_weights, transformer
 
 ROWS, STEPS = 8, 20
 RATE = 0.02
-FEWER_STEPS = {'states': 4}  # at this rate, a step of training with states multiplies a difference by 2.5
+# At this rate, a step of training with states multiplies a difference by 2.5, and one with a number for each layer by 2
+FEWER_STEPS = {'states': 4, 'global heads': 4}
 QUICK = {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}
 
 DENSE = {
@@ -32,6 +33,11 @@ PARALLEL_BLOCK = DENSE | {
     'rotary_fraction': 0.5, 'parallel_block': True, 'shared_norm': True, 'embedding_multiplier': 2.0,
     'residual_multiplier': 0.5, 'logit_multiplier': 1.5,
 }  # fmt: skip
+GLOBAL_HEADS = DENSE | {
+    'n_layers': 4, 'global_every': 2, 'attention.global_d_head': 8, 'attention.global_n_kv_heads': 2,
+    'attention.global_k_as_v': True, 'attention.v_norm': True, 'block.layer_scale': True, 'qk_norm': 'head',
+    'block_norms': 'sandwich', 'local_rope_base': 100.0, 'rope_scaling': {'kind': 'proportional', 'fraction': 0.5},
+}  # fmt: skip
 STATES = {
     'family': 'mamba2', 'n_layers': 2, 'd_model': 32, 'linear_heads': 8, 'linear_key_heads': 4, 'linear_d_head': 4,
     'linear_d_key': 6, 'layers': 'scan',
@@ -44,6 +50,7 @@ MODELS = {
     'dense, 2 parts': DENSE | {'context': 'ring', 'batch_parts': 2},
     'dropout': DENSE | DROPOUT | {'context': 'ring'},
     'parallel block': PARALLEL_BLOCK | {'context': 'ring'},
+    'global heads': GLOBAL_HEADS | {'context': 'ring'},
     'experts': MIXTURE | {'context': 'ring'},
     'latent attention': {
         'family': 'deepseek-v3',
@@ -109,7 +116,7 @@ AXES_OF = {
     'experts, capacity': 'de',
     'experts, mixed': 'rdect', 'experts, biases': 'ect', 'latent attention': 'rdect', 'parallel block': 'rdctp',
     'states': 'rdt',
-    'dropout': 'rdctp', 'chunked attention': 'rdect',
+    'dropout': 'rdctp', 'global heads': 'rdctp', 'chunked attention': 'rdect',
 }  # fmt: skip
 
 
@@ -134,7 +141,7 @@ def meshes(name):
         chosen = [c for c in chosen if 'c' in c]
     if name == 'dense, 2 parts':
         chosen = [c for c in chosen if 't' in c]
-    if name in ('parallel block', 'dropout'):
+    if name in ('parallel block', 'dropout', 'global heads'):
         chosen = [c for c in chosen if len(c) == 1 or c in (tuple('dct'), tuple('dtp'))]
     if name == 'experts, capacity':
         chosen = [c for c in chosen if 'e' in c]

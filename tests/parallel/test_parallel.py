@@ -20,6 +20,8 @@ from small import mesh_of, random_batch, random_weights, transformer
         ('dense', {'d': 2, 't': 2, 'p': 2}),
         ('parallel block', {'d': 2, 'c': 2, 't': 2}),
         ('dropout', {'d': 2, 'c': 2, 't': 2}),
+        ('global heads', {'d': 2, 'c': 2, 't': 2}),
+        ('global heads', {'t': 2, 'p': 2}),
         ('stages, 1f1b, 2 rounds, dropout', {'p': 2}),
         ('stages, interleaved', {'p': 8}),
         ('stages, 1f1b, 2 rounds', {'p': 4}),

@@ -17,6 +17,7 @@ from pretrax.huggingface.fields import (
     Cap,
     Enumerated,
     Experts,
+    Lacking,
     Number,
     OfEveryLayer,
     Options,
@@ -28,6 +29,7 @@ from pretrax.huggingface.fields import (
     whole,
     wrong,
 )
+from pretrax.huggingface.gemma4 import GlobalLayers
 from pretrax.huggingface.harmless import DROPOUT_FIELDS, dropout_options, is_harmless
 from pretrax.huggingface.layers import (
     NoPositions,
@@ -68,6 +70,8 @@ Field = (
     | DeltaLayers
     | ChunkedLayers
     | InterleavedExperts
+    | GlobalLayers
+    | Lacking
 )
 
 
@@ -176,6 +180,14 @@ _GPT_OSS_ROPE = (
     ('rope_type', 'yarn'), ('factor', 32.0), ('truncate', False), ('original_max_position_embeddings', 4096),
 )  # fmt: skip
 
+_GEMMA4_ROPE = (
+    ('full_attention', {'rope_type': 'proportional', 'partial_rotary_factor': 0.25, 'rope_theta': 1e6}),
+    ('sliding_attention', {'rope_type': 'default', 'rope_theta': 1e4}),
+)  # fmt: skip
+# The parts of models of Gemma 3n and Gemma 4 that the decoder lacks
+_PLE, _SHARED_KEYS = 'an embedding for each layer', 'layers that read the keys and values of another layer'
+_TWO_MLPS = 'a mixture of experts beside a dense feed-forward'
+
 TABLES = (
     ConfigTable(
         'gpt2', 'GPT2LMHeadModel', 'gpt2', 'gpt2',
@@ -274,6 +286,18 @@ TABLES = (
         'gemma3_text', 'Gemma3ForCausalLM', 'gemma3', 'gemma3',
         (*_GEMMA2, Rope(by_layer=True), Windows(outside_pattern, ('layer_types', 'sliding_window_pattern')),
          Unused(('_sliding_window_pattern',))),  # written beside layer_types, and not read
+    ),
+    ConfigTable(
+        'gemma4_text', 'Gemma4ForCausalLM', 'gemma4', 'gemma4',
+        # only tokens of images see each other in both directions
+        (*_sizes(_KV_HEADS, _HEAD_DIM), _TIED, _NO_ATTENTION_BIAS, Enumerated('hidden_activation', (_GEGLU,)),
+         only('use_bidirectional_attention', None, 'vision'), Cap('final_logit_softcapping', 'head.softcap'),
+         Rope(by_layer=True, local=None, kinds=('default', 'proportional'), absent=_GEMMA4_ROPE), GlobalLayers(),
+         Lacking('hidden_size_per_layer_input', _PLE, (0, None)), Lacking('num_kv_shared_layers', _SHARED_KEYS, (0,)),
+         Lacking('enable_moe_block', _TWO_MLPS, (False,)),
+         # of the parts that pretrax lacks
+         Unused(('vocab_size_per_layer_input', 'use_double_wide_mlp', 'num_experts', 'top_k_experts',
+                 'moe_intermediate_size'))),
     ),
     ConfigTable(
         'olmo2', 'Olmo2ForCausalLM', 'olmo2', 'olmo2', (*_SIZES, _SWIGLU, _TIED, Rope(), _NO_ATTENTION_BIAS),
@@ -432,19 +456,8 @@ NOT_COMPUTED = (
 
 
 # Known types of models that cannot be imported, with the parts that the decoder lacks.
-_GEMMA3N = (
-    'several residual streams (AltUp), an embedding for each layer, layers that read the keys and values of another '
-    'layer'
-)
-_GEMMA4 = (
-    'norms of values, an embedding for each layer, layers that read the keys and values of another layer, heads of '
-    'two widths'
-)
-
-REFUSED = {
-    'gemma3n': _GEMMA3N, 'gemma3n_text': _GEMMA3N,
-    'gemma4': _GEMMA4, 'gemma4_text': _GEMMA4, 'gemma4_unified': _GEMMA4, 'gemma4_unified_text': _GEMMA4,
-}  # fmt: skip
+_GEMMA3N = f'several residual streams (AltUp), {_PLE}, {_SHARED_KEYS}'
+REFUSED = {'gemma3n': _GEMMA3N, 'gemma3n_text': _GEMMA3N}
 
 
 def table_of(config: Mapping[str, Any]) -> ConfigTable:

@@ -105,6 +105,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         'vocab_size': 262208, 'max_position_embeddings': 131072, 'rope_theta': 1e6, 'rope_local_base_freq': 1e4,
         'attn_logit_softcapping': None, 'final_logit_softcapping': None, 'sliding_window_pattern': 6,
     },
+    'gemma4_text': {
+        'vocab_size': 262144, 'hidden_size': 2304, 'intermediate_size': 9216, 'num_hidden_layers': 30,
+        'num_attention_heads': 8, 'num_key_value_heads': 4, 'head_dim': 256, 'max_position_embeddings': 131072,
+        'rms_norm_eps': 1e-6, 'hidden_activation': 'gelu_pytorch_tanh', 'tie_word_embeddings': True,
+        'sliding_window': 512, 'layer_types': None, 'final_logit_softcapping': None, 'attention_k_eq_v': False,
+        'global_head_dim': 512, 'num_global_key_value_heads': None, 'hidden_size_per_layer_input': 256,
+        'num_kv_shared_layers': 0, 'enable_moe_block': False, 'rope_theta': 1e4, 'rope_local_base_freq': 1e4,
+    },
     'olmo2': _LLAMA | {'vocab_size': 50304, 'rms_norm_eps': 1e-5},
     'smollm3': _LLAMA | {
         'vocab_size': 128256, 'hidden_size': 2048, 'num_hidden_layers': 36, 'num_attention_heads': 16,

@@ -150,6 +150,28 @@ def only(field: str, *values: Any) -> Enumerated:
 
 
 @dataclass(frozen=True)
+class Lacking:
+    """A field of a part that pretrax does not have. The values are those with which the class does not have it."""
+
+    field: str
+    part: str
+    values: tuple[Any, ...]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field,)
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        value = config[self.field]
+        if not any(type(value) is type(known) and value == known for known in self.values):
+            raise UserError(f'config.json: {self.field} is {value!r:.80}: pretrax does not support {self.part}')
+        return {}
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        return {self.field: self.values[0]}
+
+
+@dataclass(frozen=True)
 class Cap:
     """A soft cap. null: none."""
 

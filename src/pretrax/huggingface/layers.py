@@ -56,7 +56,9 @@ class Rope:
 
     def read(self, config: Mapping[str, Any]) -> Options:
         scaling, parameters = (_mapping(name, config.get(name)) for name in ('rope_scaling', 'rope_parameters'))
-        if not self.by_layer:
+        if self.by_layer:
+            parameters = parameters or dict(self.absent)
+        else:
             return self._one(scaling or parameters or dict(self.absent), self.base, config)
         if strange := sorted(set(parameters) - {FULL, WINDOW}):
             raise UserError(
@@ -83,7 +85,7 @@ class Rope:
                 rotated, d_head = config.get(self.dimensions), whole('head_dim', config['head_dim'])
                 fraction = 1.0 if rotated is None else whole(self.dimensions, rotated, most=d_head) / d_head
             options['rope.fraction'] = number('partial_rotary_factor', fraction)
-        elif rope.get('partial_rotary_factor', 1.0) != 1.0:
+        elif rope.get('partial_rotary_factor', 1.0) != 1.0 and kind != 'proportional':
             raise UserError(f'config.json: partial_rotary_factor = {rope["partial_rotary_factor"]} is not supported')
         return options | read_scaling(kind, rope, config, (*_PARAMETERS, *self.unused))
 

@@ -4,7 +4,8 @@ A row has a tensor's name and its axes in the letters of `model/weights.py`: `'l
 rows are the dimensions of all heads, head by head. If one tensor concatenates several weights along an axis, the row
 lists them, as in `Fused(1, 'layers.q: M (H D)', 'layers.k: M (K D)')`. {layer}, {expert} and {q_head} or {kv_head} in a
 name index the leading dimensions `layers`, `E` and `H` or `K` of the pretrax weight, which the row omits. {module}
-counts on from the layers.
+counts on from the layers; {global_layer} is the number of a layer without a window, for a tensor that has another row
+for layers with one.
 
 Where RoPE rotates the neighbors (2i, 2i + 1) of a head, D is written as `half two`: ours rotates (i, i + D/2), and the
 order of the dimensions of a head is free, as long as queries and keys have the same.
@@ -157,6 +158,15 @@ _ROTATED_NEIGHBORS = {
 _HEAD_NORMS = {
     'model.layers.{layer}.self_attn.q_norm.weight': 'layers.q_norm: D',
     'model.layers.{layer}.self_attn.k_norm.weight': 'layers.k_norm: D',
+}
+# Layers without a window whose heads have sizes of their own
+_GLOBAL_HEADS = {
+    'model.layers.{global_layer}.self_attn.q_proj.weight': 'layers.q_global: (H D_global) M',
+    'model.layers.{global_layer}.self_attn.k_proj.weight': 'layers.k_global: (K_global D_global) M',
+    'model.layers.{global_layer}.self_attn.v_proj.weight': 'layers.v_global: (K_global D_global) M',
+    'model.layers.{global_layer}.self_attn.o_proj.weight': 'layers.o_global: M (H D_global)',
+    'model.layers.{global_layer}.self_attn.q_norm.weight': 'layers.q_norm_global: D_global',
+    'model.layers.{global_layer}.self_attn.k_norm.weight': 'layers.k_norm_global: D_global',
 }
 _FULL_NORMS = {
     'model.layers.{layer}.self_attn.q_norm.weight': 'layers.q_full_norm: (H D)',
@@ -451,6 +461,17 @@ TABLES = {
     ),
     'gemma2': NameTable({**_AROUND, **_SANDWICH_NORMS, **_ATTENTION, **_MLP}),
     'gemma3': NameTable({**_AROUND, **_SANDWICH_NORMS, **_ATTENTION, **_HEAD_NORMS, **_MLP}),
+    'gemma4': NameTable(
+        {
+            **_AROUND,
+            **_SANDWICH_NORMS,
+            **_ATTENTION,
+            **_HEAD_NORMS,
+            **_GLOBAL_HEADS,
+            **_MLP,
+            'model.layers.{layer}.layer_scalar': 'layers.layer_scale: ()',
+        }
+    ),
     'olmo2': NameTable({**_AROUND, **_POST_NORMS, **_ATTENTION, **_FULL_NORMS, **_MLP}),
     'gpt-oss': NameTable({**_AROUND, **_PRE_NORMS, **_ATTENTION, **_GPT_OSS}),
     'llama4': NameTable({**_AROUND, **_PRE_NORMS, **_ATTENTION, **_LLAMA4}),

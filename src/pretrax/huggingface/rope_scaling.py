@@ -26,6 +26,7 @@ _KEYS: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 KINDS = ('default', *_KEYS)
+_KEYS['proportional'] = {'fraction': 'partial_rotary_factor'}  # in no class but those whose `Rope.kinds` has it
 
 
 def read_scaling(kind: str, rope: Mapping[str, Any], config: Mapping[str, Any], more: tuple[str, ...]) -> Options:
@@ -79,8 +80,8 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
 
 
 def _factor(kind: str, rope: Mapping[str, Any], config: Mapping[str, Any]) -> float:
-    """The factor. yarn and longrope derive it from the two lengths if there is none."""
-    factor = rope.get('factor')
+    """The factor. yarn and longrope derive it from the two lengths if there is none; that of proportional is then 1."""
+    factor = rope.get('factor', 1.0 if kind == 'proportional' else None)
     if factor is None and kind in ('yarn', 'longrope'):
         longest = whole('max_position_embeddings', config['max_position_embeddings'])
         return max(1.0, longest / whole(ORIGINAL, rope[ORIGINAL]))

@@ -21,6 +21,7 @@ class TextPart:
             used: files of transformers before and since version 4.52 have different ones.
         left_out: prefixes of the tensors of the other parts.
         tied: whether the embedding is tied if config.json does not say it.
+        capped: whether the class applies the soft cap of the logits.
     """
 
     model_type: str
@@ -28,6 +29,7 @@ class TextPart:
     names: tuple[tuple[str, str], ...]
     left_out: tuple[str, ...]
     tied: bool
+    capped: bool = False
 
 
 _VISION = ('vision_tower.', 'multi_modal_projector.', 'model.vision_tower.', 'model.multi_modal_projector.')
@@ -49,6 +51,14 @@ TEXT_PARTS = {
         ('vision_config', 'mm_tokens_per_image', 'boi_token_index', 'eoi_token_index', 'image_token_index',
          'boi_token_id', 'eoi_token_id', 'image_token_id'),
         _LANGUAGE_MODEL, _VISION, tied=True,
+    ),
+    'gemma4': TextPart(
+        'gemma4_text',
+        ('vision_config', 'audio_config', 'boi_token_id', 'eoi_token_id', 'image_token_id', 'video_token_id',
+         'boa_token_id', 'eoa_token_id', 'eoa_token_index', 'audio_token_id', 'vision_soft_tokens_per_image'),
+        _LANGUAGE_MODEL,
+        ('model.vision_tower.', 'model.embed_vision.', 'model.audio_tower.', 'model.embed_audio.'), tied=True,
+        capped=True,
     ),
     'llama4': TextPart(
         'llama4_text',
@@ -85,7 +95,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         raise wrong('tie_word_embeddings', tied, 'true or false')
     if inner.get('tie_word_embeddings', tied) != tied:
         raise wrong('text_config.tie_word_embeddings', inner['tie_word_embeddings'], f'that of the whole model, {tied}')
-    if inner.get('final_logit_softcapping') is not None:
+    if inner.get('final_logit_softcapping') is not None and not part.capped:
         raise wrong(
             'text_config.final_logit_softcapping', inner['final_logit_softcapping'], 'null: the class applies none'
         )

@@ -57,8 +57,10 @@ def mapped(table: NameTable, arch: Architecture, present: set[str]) -> list[Mapp
     for row in rows(table):
         if not all(part.path in present for part in row.parts):
             continue
+        with_weight = arch.layers_with(row.parts[0].path.removeprefix('layers.'))
         of_file = {
-            'layer': arch.layers_with(row.parts[0].path.removeprefix('layers.')),
+            'layer': with_weight,
+            'global_layer': with_weight,
             'module': range(arch.n_layers, arch.n_layers + arch.multi_token.n_layers),
             'expert': range(arch.sizes['E']),
             'q_head': range(arch.attention.n_heads),
@@ -239,7 +241,7 @@ class HuggingFaceWeights:
     def _padded(self, array: np.ndarray, path: str, counted: int) -> np.ndarray:
         """Pads with zeros where pretrax pads the vocabulary."""
         more = [(0, ours - theirs) for ours, theirs in zip(self.shapes[path][counted:], array.shape, strict=True)]
-        return np.pad(array, more) if any(after for _, after in more) else np.ascontiguousarray(array)
+        return np.pad(array, more) if any(after for _, after in more) else np.require(array, requirements='C')
 
 
 def _layer_of(name: str) -> int | None:

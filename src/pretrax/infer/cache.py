@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pretrax.model.architecture import Architecture, Scores
+from pretrax.model.architecture import Architecture, LayerKind, Scores
 from pretrax.model.softcap import softcap
 from pretrax.shardlib import f32, i32, make_shardings, num, pytree_dataclass
 
@@ -27,22 +27,25 @@ _HIDDEN = jnp.finfo(jnp.float32).min
 
 @pytree_dataclass
 class Pages:
-    """Keys and values of one layer. int8 has a scale for each token and head."""
+    """Keys and values of one layer. int8 has a scale for each token and head.
 
-    k: num['K/t pages/r/d/e page D']
-    v: num['K/t pages/r/d/e page D'] | None
-    k_scale: f32['K/t pages/r/d/e page'] | None
-    v_scale: f32['K/t pages/r/d/e page'] | None
+    Layers with a window may have heads of other sizes, so the letters of both differ from those of the weights.
+    """
+
+    k: num['K_full/t pages/r/d/e page D_full']
+    v: num['K_full/t pages/r/d/e page D_full'] | None
+    k_scale: f32['K_full/t pages/r/d/e page'] | None
+    v_scale: f32['K_full/t pages/r/d/e page'] | None
 
 
 @pytree_dataclass
 class RingPages(Pages):
     """The pages of a layer with a window."""
 
-    k: num['K/t ring_pages/r/d/e page D']
-    v: num['K/t ring_pages/r/d/e page D'] | None
-    k_scale: f32['K/t ring_pages/r/d/e page'] | None
-    v_scale: f32['K/t ring_pages/r/d/e page'] | None
+    k: num['K_ring/t ring_pages/r/d/e page D_ring']
+    v: num['K_ring/t ring_pages/r/d/e page D_ring'] | None
+    k_scale: f32['K_ring/t ring_pages/r/d/e page'] | None
+    v_scale: f32['K_ring/t ring_pages/r/d/e page'] | None
 
 
 @pytree_dataclass
@@ -71,11 +74,14 @@ def ring_blocks(window: int, chunk: int, page: int) -> int:
     return math.ceil((window + chunk - 1) / page) + 1
 
 
-def empty_pages(arch: Architecture, pages: int, page: int, dtype: DTypeLike, kind: CacheKind) -> Pages:
+def empty_pages(
+    arch: Architecture, layer: LayerKind, pages: int, page: int, dtype: DTypeLike, kind: CacheKind
+) -> Pages:
     """The cache of one layer on the current mesh.
 
     Args:
         arch: the decoder.
+        layer: the kind of the layer.
         pages: on all devices, page 0 of each device included.
         page: tokens in a page.
         dtype: compute dtype.
@@ -89,11 +95,12 @@ def empty_pages(arch: Architecture, pages: int, page: int, dtype: DTypeLike, kin
         )
         scale = jnp.zeros(shape[:-1], jnp.float32, device=like.k_scale) if kind == 'int8' else None
         return LatentPages(jnp.zeros(shape, stored, device=like.k), None, scale, None)
-    shape = arch.attention.n_kv_heads, pages, page, arch.attention.d_head
-    like = make_shardings(Pages)
+    heads, pages_type = arch.heads(layer), RingPages if layer.window else Pages
+    shape = heads.n_kv, pages, page, heads.d_value
+    like = make_shardings(pages_type)
     values = [jnp.zeros(shape, stored, device=like.k) for _ in 'kv']
     scales = [jnp.zeros(shape[:-1], jnp.float32, device=like.k_scale) if kind == 'int8' else None for _ in 'kv']
-    return Pages(*values, *scales)
+    return pages_type(*values, *scales)
 
 
 def write(

@@ -75,9 +75,10 @@ class CachedDecoder:
         elif model.arch.attention.latent.kv_rank:
             self.kernel = Kernel('plain', 'no kernel reads latents')
         else:
-            self.kernel = choose_kernel(
-                platform, model.dtype, model.arch.attention.d_head, page, kind, has_windows, model.arch.attention.sinks
-            )
+            # layers with a window are plain anyway
+            d_head = model.arch.attention.global_d_head or model.arch.attention.d_head
+            sinks = model.arch.attention.sinks
+            self.kernel = choose_kernel(platform, model.dtype, d_head, page, kind, has_windows, sinks)
         self._ring = min(ring_blocks(self._window, ahead, page), blocks) if self._window else 0
         # Page 0 is for padding.
         self._pages = 1 + (self._slots + kept) * blocks if 0 in windows or whole else 0
@@ -109,21 +110,22 @@ class CachedDecoder:
                 return empty_states(arch, self._shards * self._slots, dtype)
             in_ring = self._rings and kind.window
             pages = self._shards * (self._ring_pages if in_ring else self._pages)
-            empty = empty_pages(arch, pages, self._page, dtype, self._kind)
-            return RingPages(empty.k, empty.v, empty.k_scale, empty.v_scale) if in_ring else empty
+            return empty_pages(arch, kind, pages, self._page, dtype, self._kind)
 
         return tuple(map(layer, self.model.arch.kinds))
 
     def cache_bytes(self) -> int:
         """Bytes of keys and values in `new_cache` on all devices."""
         arch = self.model.arch
-        one_each = empty_pages(arch, self._shards, self._page, self.model.dtype, self._kind)  # a page of each shard
-        pages = sum(
-            self._ring_pages if self._rings and kind.window else self._pages
-            for kind in arch.kinds
-            if kind.mixer == 'attention'
-        )
-        return pages * sum(array.nbytes for array in jax.tree.leaves(one_each))
+        total = 0
+        for kind in arch.kinds:
+            if kind.mixer == 'attention':
+                a_page = empty_pages(
+                    arch, kind, self._shards, self._page, self.model.dtype, self._kind
+                )  # of each shard
+                pages = self._ring_pages if self._rings and kind.window else self._pages
+                total += pages * sum(array.nbytes for array in jax.tree.leaves(a_page))
+        return total
 
     # The rest is what `block.Reader` describes.
 
@@ -140,7 +142,7 @@ class CachedDecoder:
             return State
         if self.model.arch.attention.latent.kv_rank:
             return LatentPages
-        return RingPages if self._rings and kind.window else Pages
+        return RingPages if kind.window else Pages
 
     def _run(self, with_logits: bool) -> Any:
         model, arch = self.model, self.arch

@@ -31,7 +31,7 @@ from pretrax.model.recurrent import State
 from pretrax.model.softcap import softcap
 from pretrax.model.transformer import block
 from pretrax.model.weight_only import scaled_product
-from pretrax.model.weights import Layer
+from pretrax.model.weights import Layer, with_own_heads
 from pretrax.shardlib import all_gather, einsum, f32, i32, num, scope, typechecked
 
 
@@ -90,7 +90,7 @@ def _layer(
 
     Returns x and the cache after these tokens.
     """
-    scores = layer.arch.scores(layer.kind)
+    scores, w = layer.arch.scores(layer.kind), with_own_heads(w)
     table = tables.ring if layer.kind.window else tables.full
 
     def cached_mixer(h: jax.Array, w: Layer, tokens: Tokens, layer: LayerSpec) -> jax.Array:

@@ -38,6 +38,10 @@ class Scales:
     q_b: f32['H/t D_qk'] | None = None
     kv_a: f32['C_kv'] | None = None
     o_gate: f32['H/t D'] | None = None
+    q_global: f32['H/t D_global'] | None = None
+    k_global: f32['K_global/t D_global'] | None = None
+    v_global: f32['K_global/t D_global'] | None = None
+    o_global: f32['M'] | None = None
     linear_q: f32['N_key/t D_key'] | None = None
     linear_k: f32['N_key/t D_key'] | None = None
     linear_v: f32['N_state/t D_value'] | None = None
@@ -56,7 +60,10 @@ class Scales:
     def formats(self) -> Formats:
         """How the layer multiplies by its matrices, for `LayerSpec`."""
         scales = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return Formats(scales={name: scale for name, scale in scales.items() if scale is not None})
+        # by the names of `weights.with_own_heads`
+        return Formats(
+            scales={name.removesuffix('_global'): scale for name, scale in scales.items() if scale is not None}
+        )
 
 
 @pytree_dataclass

@@ -5,7 +5,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pretrax.errors import UserError
 from pretrax.model.choices import DROPOUT, EXECUTION, UNGATED, choose, has_experts
@@ -27,10 +27,15 @@ class LayerKind:
     rotary_fraction: float = 1.0  # part of a head that is rotated
     mixer: Mixer = 'attention'  # what mixes the tokens: attention, a gated delta net, or a state-space model (Mamba 2)
     feed_forward: bool = True  # False: the layer has only its mixer
+    own_heads: bool = False  # whether its heads have the sizes attention.global_*
 
     def has(self, weight: str) -> bool:
         """Whether layers of this kind have a weight, if the decoder has it. `weight`: a field of `weights.Layer`."""
         return _HAS.get(weight, lambda _: True)(self)
+
+    def multiplies(self, weight: str) -> bool:
+        """Whether layers of this kind have a weight, or one of heads of their own in its place."""
+        return self.has(weight) or (self.own_heads and f'{weight}_global' in OWN_HEADS)
 
 
 _OF_DENSE = {'gate', 'up', 'down', 'gate_bias', 'up_bias', 'down_bias'}
@@ -39,6 +44,7 @@ _OF_ATTENTION = {
     'o_gate',
     'sinks', 'q_direct', 'q_a', 'q_a_norm', 'q_b', 'kv_a', 'kv_a_norm', 'kv_b',
 }  # fmt: skip
+OWN_HEADS = {f'{name}_global' for name in ('q', 'k', 'v', 'o', 'q_norm', 'k_norm')}
 _OF_STATES = {
     'linear_q', 'linear_k', 'linear_v', 'linear_z', 'linear_a', 'linear_q_conv', 'linear_k_conv', 'linear_v_conv',
     'linear_q_conv_bias', 'linear_k_conv_bias', 'linear_v_conv_bias', 'linear_dt_bias', 'linear_log_decay', 'linear_o',
@@ -50,7 +56,8 @@ _OF_EXPERTS = {
 }  # fmt: skip
 # Which kinds of layers have a weight; all have the others
 _HAS: dict[str, Callable[[LayerKind], bool]] = {
-    **dict.fromkeys(_OF_ATTENTION, lambda kind: kind.mixer == 'attention'),
+    **dict.fromkeys(_OF_ATTENTION, lambda kind: kind.mixer == 'attention' and not kind.own_heads),
+    **dict.fromkeys(OWN_HEADS, lambda kind: kind.own_heads),
     **dict.fromkeys(_OF_STATES, lambda kind: kind.mixer != 'attention'),
     **dict.fromkeys(('linear_beta', 'linear_norm'), lambda kind: kind.mixer == 'delta'),
     **dict.fromkeys(('linear_skip', 'linear_group_norm'), lambda kind: kind.mixer == 'mamba'),
@@ -58,6 +65,19 @@ _HAS: dict[str, Callable[[LayerKind], bool]] = {
     **dict.fromkeys(_OF_DENSE, lambda kind: kind.feed_forward and not kind.experts),
     **dict.fromkeys(_OF_EXPERTS, lambda kind: kind.experts),
 }
+
+
+class Heads(NamedTuple):
+    """The sizes of the heads of a layer. Query heads are as many in all layers."""
+
+    n_kv: int
+    d_query: int  # width of a query or key
+    d_value: int
+
+    @property
+    def mean_width(self) -> float:
+        """The mean of the two widths."""
+        return (self.d_query + self.d_value) / 2
 
 
 CHUNK = 64  # tokens of a chunk, in layers with a state
@@ -150,7 +170,8 @@ class Architecture(DecoderOptions):
             'residual branches': self.block.residual_multiplier,
             'logits': self.head.multiplier,
         }
-        return [f'{name} times {value:g}' for name, value in multipliers.items() if value != 1]
+        found = [f'{name} times {value:g}' for name, value in multipliers.items() if value != 1]
+        return found + ['layers times a learned number'] * self.block.layer_scale
 
     def _describe_dropout(self) -> list[str]:
         rates = {
@@ -216,6 +237,14 @@ class Architecture(DecoderOptions):
             )
         if self.attention.softcap:
             parts.append(f'scores capped at {self.attention.softcap:g}')
+        if self.attention.global_d_head:
+            values = ', whose keys are values too' * self.attention.global_k_as_v
+            parts.append(
+                f'heads of {self.attention.global_d_head} ({self.attention.global_n_kv_heads} for keys and '
+                f'values{values}) in layers without a window'
+            )
+        if self.attention.v_norm:
+            parts.append('values normed')
         if self.attention.sinks:
             parts.append('attention sinks')
         return parts
@@ -237,20 +266,31 @@ class Architecture(DecoderOptions):
         nowhere = (self.rope.nope_every and (i + 1) % self.rope.nope_every == 0) or (
             self.rope.nope_global and self.attention.window and not window
         )
+        base, scaling, fraction = self.rope.base, self.rope.scaling, self.rope.fraction
         if self.positions != 'rope' or nowhere:
-            return LayerKind(window, None, None, experts, feed_forward=self.feed_forward.d_ff > 0)
-        if window and self.rope.local_base is not None:
-            return LayerKind(
-                window, self.rope.local_base, None, experts, self.rope.fraction, feed_forward=self.feed_forward.d_ff > 0
-            )
-        return LayerKind(
-            window,
-            self.rope.base,
-            self.rope.scaling,
-            experts,
-            self.rope.fraction,
-            feed_forward=self.feed_forward.d_ff > 0,
-        )
+            base, scaling, fraction = None, None, 1.0
+        elif window and self.rope.local_base is not None:
+            base, scaling = self.rope.local_base, None
+        own_heads = self.attention.global_d_head > 0 and not window
+        has_mlp = self.feed_forward.d_ff > 0
+        return LayerKind(window, base, scaling, experts, fraction, feed_forward=has_mlp, own_heads=own_heads)
+
+    def heads(self, kind: LayerKind) -> Heads:
+        """The heads of a layer with attention."""
+        attention = self.attention
+        if kind.own_heads:
+            return Heads(attention.global_n_kv_heads, attention.global_d_head, attention.global_d_head)
+        return Heads(attention.n_kv_heads, self.d_query, attention.d_head)
+
+    def mean_of_heads(self, size: Callable[[Heads], float]) -> float:
+        """The mean of a size of heads over the layers with attention; 0 if there are none."""
+        sizes = [size(self.heads(kind)) for kind in self.kinds if kind.mixer == 'attention']
+        return sum(sizes) / max(1, len(sizes))
+
+    @property
+    def n_attention_layers(self) -> int:
+        """Layers with attention."""
+        return sum(kind.mixer == 'attention' for kind in self.kinds)
 
     def layers_with(self, weight: str) -> tuple[int, ...]:
         """The numbers of the layers that have a weight, if the decoder has it."""
@@ -295,10 +335,10 @@ class Architecture(DecoderOptions):
         """Whether some layers keep a state instead of keys and values."""
         return self.recurrent.n_heads > 0
 
-    @property
-    def score_divisor(self) -> float:
+    def score_divisor(self, kind: LayerKind) -> float:
         """The divisor of the products of queries and keys. With YaRN, DeepSeek's code divides it by mscale^2."""
-        divisor, scaling = math.sqrt(self.attention.query_pre_attn_scalar or self.d_query), self.rope.scaling
+        scaling = self.rope.scaling
+        divisor = math.sqrt(self.attention.query_pre_attn_scalar or self.heads(kind).d_query)
         if self.attention.latent.kv_rank and scaling is not None and scaling.kind == 'yarn' and scaling.mscale_all_dim:
             return divisor / scaling.yarn_mscale(scaling.mscale_all_dim) ** 2
         return divisor
@@ -315,7 +355,7 @@ class Architecture(DecoderOptions):
     def scores(self, kind: LayerKind) -> Scores:
         """The attention scores of a layer."""
         chunked = kind.window > 0 and self.attention.window_type == 'chunked'
-        return Scores(self.score_divisor, self.attention.softcap, kind.window, self.attention.dropout, chunked)
+        return Scores(self.score_divisor(kind), self.attention.softcap, kind.window, self.attention.dropout, chunked)
 
     @property
     def n_norms(self) -> int:
@@ -333,6 +373,7 @@ class Architecture(DecoderOptions):
         return {
             'M': self.d_model, 'M_next': self.d_model, 'H': self.attention.n_heads, 'K': self.attention.n_kv_heads,
             'D': self.attention.d_head,
+            'K_global': self.attention.global_n_kv_heads, 'D_global': self.attention.global_d_head,
             'F': self.experts.d_ff_dense if self.experts.n_experts else self.feed_forward.d_ff,
             'V': self.padded_vocab_size,
             'C_q': self.attention.latent.q_rank, 'C_latent': self.attention.latent.kv_rank,
@@ -349,7 +390,12 @@ class Architecture(DecoderOptions):
     @property
     def mean_d_head(self) -> float:
         """The mean width of a query or key head and of a value head."""
-        return (self.d_query + self.attention.d_head) / 2
+        return self.mean_of_heads(lambda heads: heads.mean_width)
+
+    @property
+    def mean_kv_width(self) -> float:
+        """The mean width of the keys or of the values of a token in a layer."""
+        return self.mean_of_heads(lambda heads: heads.n_kv * heads.mean_width)
 
     @property
     def n_matmul_params(self) -> int:
@@ -362,7 +408,7 @@ class Architecture(DecoderOptions):
         per_head = self.recurrent.n_heads * (self.count('linear_a') + self.count('linear_beta'))
         states = self.d_model * (self.count('linear_v') * linear + per_head)
         matrices = 3 if self.gated else 2
-        of_layers = states + self.count('q') * self.attention_params
+        of_layers = states + self._all_attention_params
         of_layers += self.count('up') * matrices * self.d_model * self.sizes['F']
         if self.experts.n_experts:
             shared = 3 * self.experts.d_shared + self.experts.shared_gate
@@ -381,14 +427,27 @@ class Architecture(DecoderOptions):
         width = 2 * self.d_model + matrices * inner + self.vocab_size
         if self.kinds[-1].experts:
             width += 3 * self.experts.d_shared + self.experts.shared_gate + self.experts.n_experts
-        return self.attention_params + self.d_model * width
+        return self._attention_params(self.kinds[-1]) + self.d_model * width
 
     @property
     def attention_params(self) -> int:
-        """Weights in matrix products of the attention of a layer."""
-        M, H, D = self.d_model, self.attention.n_heads, self.attention.d_head
+        """Weights in matrix products of the attention of a layer, of the one that has most."""
+        return max(map(self._attention_params, self.kinds))
+
+    @property
+    def mean_attention_params(self) -> float:
+        """`attention_params` on average over the layers with attention."""
+        return self._all_attention_params / max(1, self.n_attention_layers)
+
+    @property
+    def _all_attention_params(self) -> int:
+        return sum(self._attention_params(kind) for kind in self.kinds if kind.mixer == 'attention')
+
+    def _attention_params(self, kind: LayerKind) -> int:
+        M, H, (n_kv, _, D) = self.d_model, self.attention.n_heads, self.heads(kind)
         if not self.attention.latent.kv_rank:
-            return M * D * ((2 + self.attention.gate) * H + 2 * self.attention.n_kv_heads)
+            keys_and_values = 1 if kind.own_heads and self.attention.global_k_as_v else 2
+            return M * D * ((2 + self.attention.gate) * H + keys_and_values * n_kv)
         of_queries = (
             self.attention.latent.q_rank * (M + H * self.d_query)
             if self.attention.latent.q_rank
@@ -460,6 +519,7 @@ class Architecture(DecoderOptions):
             )
         split = {
             'model.attention.n_heads': self.attention.n_heads, 'model.attention.n_kv_heads': self.attention.n_kv_heads,
+            'model.attention.global_n_kv_heads': self.attention.global_n_kv_heads,
             'model.feed_forward.d_ff': self.feed_forward.d_ff,
             'model.experts.d_ff_dense': self.experts.d_ff_dense, 'model.experts.d_shared': self.experts.d_shared,
             'model.recurrent.n_heads': self.recurrent.n_heads,

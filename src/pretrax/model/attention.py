@@ -19,7 +19,7 @@ from pretrax.model.dropout import drop_probabilities, seeds_of_heads
 from pretrax.model.latent_attention import latent_queries_keys_values
 from pretrax.model.layers import LayerSpec, Tokens
 from pretrax.model.matmul import add_bias, product
-from pretrax.model.norm import norm, qk_norm
+from pretrax.model.norm import norm, qk_norm, v_norm
 from pretrax.model.rope import rotate, tempered
 from pretrax.model.softcap import softcap
 from pretrax.model.weights import Layer
@@ -59,7 +59,7 @@ def attention(
     if observe is not None:
         observe(q, k, segments, scores)
     seeds = layer.seeds('attention probabilities', tokens, scores.dropout)
-    y = context_parallel_attention(q, k, v, segments, plan.kernel, scores, plan.context, w.sinks, seeds)
+    y = context_parallel_attention(q, k, v, segments, plan.kernel_of(layer.kind), scores, plan.context, w.sinks, seeds)
     return output_projection(gate_output(y, h, w, layer), w, layer)
 
 
@@ -76,8 +76,11 @@ def queries_keys_values(
     q = add_bias(product('B/r/d/e L/c M, M H/t D -> B/r/d/e L/c H/t D', h, w_q, formats['q']), w.q_bias)
     w_k = layer.gather('k', 'M/d K/t D -> M K/t D', w, h)
     k = add_bias(product('B/r/d/e L/c M, M K/t D -> B/r/d/e L/c K/t D', h, w_k, formats['k']), w.k_bias)
-    w_v = layer.gather('v', 'M/d K/t D -> M K/t D', w, h)
-    v = add_bias(product('B/r/d/e L/c M, M K/t D -> B/r/d/e L/c K/t D', h, w_v, formats['v']), w.v_bias)
+    if w.v is None:  # the values are the projections that the keys are made of
+        v = k
+    else:
+        w_v = layer.gather('v', 'M/d K/t D -> M K/t D', w, h)
+        v = add_bias(product('B/r/d/e L/c M, M K/t D -> B/r/d/e L/c K/t D', h, w_v, formats['v']), w.v_bias)
     if arch.attention.qk_norm == 'none':
         q, k = save(rotate(q, positions, layer.kind), 'q'), save(rotate(k, positions, layer.kind), 'k')
     elif arch.attention.qk_norm == 'l2':
@@ -87,7 +90,7 @@ def queries_keys_values(
     else:  # saved before the norm, because its backward pass needs its input
         q = rotate(qk_norm(save(q, 'q'), w.q_norm, w.q_full_norm, arch), positions, layer.kind)
         k = rotate(qk_norm(save(k, 'k'), w.k_norm, w.k_full_norm, arch), positions, layer.kind)
-    return tempered(q, positions, layer.kind, arch), k, save(v, 'v')
+    return tempered(q, positions, layer.kind, arch), k, v_norm(save(v, 'v'), arch)
 
 
 @typechecked

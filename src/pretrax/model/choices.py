@@ -23,9 +23,11 @@ DEFAULTS = dotted({
     'mup': None,
     'init': {'kind': 'scaled'},
     'norm': {'offset': 0.0},
-    'block': {'norms': 'pre', 'parallel': False, 'shared_norm': False, 'residual_multiplier': 1.0},
+    'block': {'norms': 'pre', 'parallel': False, 'shared_norm': False, 'residual_multiplier': 1.0,
+              'layer_scale': False},
     'attention': {
-        'qk_norm': 'none', 'window': 0, 'window_type': 'sliding', 'global_every': 0, 'query_pre_attn_scalar': None,
+        'qk_norm': 'none', 'v_norm': False, 'global_d_head': 0, 'global_n_kv_heads': 0, 'global_k_as_v': False,
+        'window': 0, 'window_type': 'sliding', 'global_every': 0, 'query_pre_attn_scalar': None,
         'temperature': 0.0, 'temperature_length': 8192, 'softcap': 0.0, 'sinks': False, 'gate': False,
         'latent': {'kv_rank': 0, 'q_rank': 0, 'd_rope': 0, 'd_nope': 0},
     },
@@ -81,6 +83,7 @@ def check_choices(chosen: dict[str, Any], said: dict[str, Any]) -> None:
         )
     if chosen['layer_types'] is not None:
         _check_layer_types(chosen, said)
+    _check_global_heads(chosen, said)
     _check_chunks_and_temperature(chosen, said)
     _check_norms(chosen, said)
     _check_experts(chosen, said)
@@ -124,6 +127,62 @@ def _check_rotation(chosen: dict[str, Any]) -> None:
             f'model.rope.scaling has {len(scaling.short_factor)} short factors, but rope rotates {rotated // 2} pairs\n'
             'give short_factor and long_factor one number for each pair'
         )
+
+
+_NO_GLOBAL_HEADS = {
+    name: value
+    for name, value in DEFAULTS.items()
+    if name.startswith('attention.global_') and name != 'attention.global_every'
+}
+
+
+def _check_global_heads(chosen: dict[str, Any], said: dict[str, Any]) -> None:
+    """Layers without a window have heads of their own only beside layers with one."""
+    types = chosen['layer_types']
+    mixed = chosen['attention.window'] > 0 and (
+        'full' in types if types else 1 < chosen['attention.global_every'] <= chosen['n_layers']
+    )
+    if not mixed:
+        for name in _NO_GLOBAL_HEADS:
+            if said.get(name):
+                raise UserError(
+                    f'model.{name} = {said[name]} applies to layers without a window beside layers with one, but there '
+                    'are none\ngive model.attention.window and model.attention.global_every, or leave it out'
+                )
+        chosen.update(_NO_GLOBAL_HEADS)
+    if not any(chosen[name] for name in _NO_GLOBAL_HEADS):
+        return
+    d_head = chosen['attention.global_d_head'] = chosen['attention.global_d_head'] or chosen['attention.d_head']
+    heads = chosen['attention.global_n_kv_heads'] = (
+        chosen['attention.global_n_kv_heads'] or chosen['attention.n_kv_heads']
+    )
+    usual = chosen['attention.d_head'], chosen['attention.n_kv_heads'], False
+    if (d_head, heads, chosen['attention.global_k_as_v']) == usual:
+        chosen.update(_NO_GLOBAL_HEADS)
+        return
+    if chosen['attention.n_heads'] % heads:
+        raise UserError(
+            f'model.attention.n_heads = {chosen["attention.n_heads"]} is not divisible by '
+            f'model.attention.global_n_kv_heads = {heads}'
+        )
+    if chosen['attention.global_d_head'] % 2:
+        raise UserError(
+            f'model.attention.global_d_head = {chosen["attention.global_d_head"]} is odd, but rope rotates pairs\n'
+            'use an even global_d_head'
+        )
+    without = {
+        'attention.qkv_bias': not chosen['attention.qkv_bias'], 'attention.o_bias': not chosen['attention.o_bias'],
+        'attention.sinks': not chosen['attention.sinks'], 'attention.gate': not chosen['attention.gate'],
+        'attention.qk_norm': chosen['attention.qk_norm'] in ('none', 'head', 'l2'),
+        'mup': chosen['mup'] is None,
+    }  # fmt: skip
+    for name, fits in without.items():
+        if not fits:
+            raise UserError(
+                f'model.{name} = {chosen[name]} does not fit layers without a window with heads of their own '
+                f'(model.attention.global_d_head = {d_head})\n'
+                'leave it out, or leave out the options global_d_head, global_n_kv_heads and global_k_as_v'
+            )
 
 
 def _check_chunks_and_temperature(chosen: dict[str, Any], said: dict[str, Any]) -> None:

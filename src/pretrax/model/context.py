@@ -13,6 +13,7 @@ Batches have their columns in that order (`column_order`), with their positions 
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -36,19 +37,20 @@ def choose_context(wanted: str, arch: Architecture, mesh: dict[str, int], sequen
         UserError: the mesh does not divide the heads or the sequence.
     """
     c, t = mesh['c'], mesh['t']
+    kv_heads = math.gcd(arch.attention.n_kv_heads, arch.attention.global_n_kv_heads)
     if c == 1:
         return 'all_to_all', 'each device has whole sequences'
     if wanted == 'auto':
-        wanted = 'ring' if arch.attention.n_kv_heads % (c * t) else 'all_to_all'
+        wanted = 'ring' if kv_heads % (c * t) else 'all_to_all'
         why = {
-            'ring': f'{arch.attention.n_kv_heads} key/value heads do not divide by {t} x {c} for all_to_all',
+            'ring': f'{kv_heads} key/value heads do not divide by {t} x {c} for all_to_all',
             'all_to_all': 'any kernel works, and the heads divide',
         }[wanted]
     else:
         why = 'as configured'
-    if wanted == 'all_to_all' and arch.attention.n_kv_heads % (c * t):
+    if wanted == 'all_to_all' and kv_heads % (c * t):
         raise UserError(
-            f'model.attention.n_kv_heads = {arch.attention.n_kv_heads} is not divisible by mesh.t x mesh.c = {t} x '
+            f'model.attention.n_kv_heads = {kv_heads} is not divisible by mesh.t x mesh.c = {t} x '
             f'{c}, '
             'as model.attention.context=all_to_all needs\nuse model.attention.context=ring'
         )

@@ -64,6 +64,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         'rope.base': 1e6,
         'rope.local_base': 1e4, 'attention.query_pre_attn_scalar': 256.0,
     },
+    # Gemma Team 2026, google/gemma-4-31B: its configuration and the released code (the text model)
+    'gemma4': _GEMMA | {
+        'norm.offset': 0.0, 'block.norms': 'sandwich', 'block.layer_scale': True, 'attention.qk_norm': 'head',
+        'attention.v_norm': True, 'attention.query_pre_attn_scalar': 1.0, 'attention.window': 1024,
+        'attention.global_every': 6, 'attention.global_d_head': 512, 'attention.global_k_as_v': True,
+        'rope.base': 1e6, 'rope.scaling': {'kind': 'proportional', 'fraction': 0.25}, 'rope.local_base': 1e4,
+        'head.softcap': 30.0,
+    },
     # OLMo Team 2025, arXiv:2501.00656, section 3
     'olmo2': _LLAMA | {
         'norm.eps': 1e-6, 'block.norms': 'post', 'attention.qk_norm': 'full', 'rope.base': 500000.0,

@@ -165,4 +165,5 @@ def _one_layer(body: Body, spec: LayerSpec, x: jax.Array, own: dict[str, jax.Arr
     seed, number = own.pop('seed', None), own.pop('number', None)
     weights = reduce_gradient_here(layer_with(own), wires=spec.plan.wires)
     formats = dataclasses.replace(spec.formats, seed=seed, sums=spec.plan.sums)
-    return body(x, weights, dataclasses.replace(spec, formats=formats, number=number))
+    with scope():  # the heads of layers may have different sizes
+        return body(x, weights, dataclasses.replace(spec, formats=formats, number=number))

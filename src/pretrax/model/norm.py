@@ -56,5 +56,14 @@ def qk_norm(
     return (y if weight is None else y * _scale(weight, arch)).astype(x.dtype)
 
 
+@typechecked
+def v_norm(v: num['B/r/d/e L/c K/t D'], arch: Architecture) -> num['B/r/d/e L/c K/t D']:
+    """RMSNorm of each value head without a scale, as in the released code of Gemma 4; v if the family has none."""
+    if not arch.attention.v_norm:
+        return v
+    y = v.astype(jnp.float32)
+    return (y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + arch.norm.eps)).astype(v.dtype)
+
+
 def _scale(weight: jax.Array, arch: Architecture) -> jax.Array:
     return weight + arch.norm.offset if arch.norm.offset else weight

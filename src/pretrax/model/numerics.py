@@ -107,7 +107,10 @@ def choose_numerics(
         UserError: a pattern matches no product.
     """
     n_layers, weights = arch.n_layers, _multiplied(arch)
-    products = [(None, 'head'), *((i, name) for name in weights for i in arch.layers_with(name))]
+    products = [
+        (None, 'head'),
+        *((i, name) for name in weights for i in range(n_layers) if arch.kinds[i].multiplies(name)),
+    ]
     if wanted == 'compute':
         return Numerics('compute', ({},) * n_layers, 'compute'), 'in the compute dtype'
     for pattern in exempt:
@@ -132,7 +135,7 @@ def choose_numerics(
         return 'compute' if free else wanted
 
     blocks: tuple[dict[str, Kind], ...] = tuple(
-        {name: kind(i, name) for name in weights if of_layer.has(name)} for i, of_layer in enumerate(arch.kinds)
+        {name: kind(i, name) for name in weights if of_layer.multiplies(name)} for i, of_layer in enumerate(arch.kinds)
     )
     numerics = Numerics(wanted, blocks, kind(None, 'head'))
     if wanted not in {numerics.head, *(one for block in blocks for one in block.values())}:

@@ -104,6 +104,9 @@ class BlockOptions(Section):
         gt=0,
         description='what attention and feed-forward add to the residual stream, times this (default 1)',
     )
+    layer_scale: Choice[bool] = Field(
+        default=None, description="a layer's output is multiplied by a number that is learned (default no)"
+    )
     dropout: Choice[float] = Field(
         default=None,
         ge=0,
@@ -149,6 +152,7 @@ class AttentionOptions(Section):
         description='norm of queries and keys: of each head with one scale for all or a scale each, or of all heads '
         'together; l2: of each head after its rotation, without a scale (default none)',
     )
+    v_norm: Choice[bool] = Field(default=None, description='RMSNorm of each value head, without a scale (default no)')
     window: Choice[int] = Field(
         default=None, ge=0, description='tokens that a token sees, itself included (default 0: all)'
     )
@@ -158,6 +162,16 @@ class AttentionOptions(Section):
     )
     global_every: Choice[int] = Field(
         default=None, ge=0, description='every n-th layer has no window (default 0: never)'
+    )
+    global_d_head: Choice[int] = Field(
+        default=None, ge=0, description='width of a head in layers without a window (default 0: d_head)'
+    )
+    global_n_kv_heads: Choice[int] = Field(
+        default=None, ge=0, description='key and value heads in layers without a window (default 0: n_kv_heads)'
+    )
+    global_k_as_v: Choice[bool] = Field(
+        default=None,
+        description='values of layers without a window are the projections that their keys are made of (default no)',
     )
     query_pre_attn_scalar: float | None = Field(
         default=None, gt=0, description='attention scores are divided by its square root (default d_head)'

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pretrax.errors import UserError
-from pretrax.model.architecture import CHUNK, Architecture
+from pretrax.model.architecture import CHUNK, Architecture, LayerKind
 from pretrax.model.attention_kernels import Kernel, choose_kernel
 from pretrax.model.axes import along
 from pretrax.model.context import choose_context, kernel_for
@@ -39,6 +39,7 @@ class ExecutionPlan:
     reduced_by_layer: bool = False  # in a step of one pass, the backward pass of a layer reduces its gradients
     reduction: Reduction = 'f32'  # the dtype in which gradients are summed over r and d
     batch_parts: int = 1  # of a device's sequences, in each layer
+    global_kernel: Kernel | None = None  # of layers with heads of their own
     reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)  # topic -> what was chosen and why
 
     @property
@@ -64,6 +65,10 @@ class ExecutionPlan:
         """Whether stages run backward while others run forward."""
         return self.pipeline is not None and self.pipeline.order == '1f1b'
 
+    def kernel_of(self, kind: LayerKind) -> Kernel:
+        """The attention kernel of a layer."""
+        return self.global_kernel if kind.own_heads and self.global_kernel is not None else self.kernel
+
     def __str__(self) -> str:
         return '\n'.join(f'{topic}: {reason}' for topic, reason in self.reasons.items())
 
@@ -77,19 +82,24 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
     check_batch_parts(options.batch_parts, arch, request)
     mesh, length = request.mesh, request.sequence_length
     context, why_context = choose_context(options.attention.context, arch, mesh, length)
-    kernel = choose_kernel(
-        kernel_for(context, options.attention.kernel),
-        request.platform,
-        request.dtype,
-        arch.d_query,
-        length,
-        request.documents_per_row,
-        arch.attention.softcap,
-        arch.attention.d_head,
-        arch.attention.sinks,
-        arch.attention.dropout,
-        arch.attention.window if arch.attention.window_type == 'chunked' else 0,
-    )
+
+    def kernel_for_heads(d_query: int, d_value: int) -> Kernel:
+        return choose_kernel(
+            kernel_for(context, options.attention.kernel),
+            request.platform,
+            request.dtype,
+            d_query,
+            length,
+            request.documents_per_row,
+            arch.attention.softcap,
+            d_value,
+            arch.attention.sinks,
+            arch.attention.dropout,
+            arch.attention.window if arch.attention.window_type == 'chunked' else 0,
+        )
+
+    kernel, d_global = kernel_for_heads(arch.d_query, arch.attention.d_head), arch.attention.global_d_head
+    global_kernel = kernel_for_heads(d_global, d_global) if d_global else None
     unrolled, why_unrolled = choose_unrolled(options.layers, arch.n_layers, mesh)
     saved, why_saved = choose_saved(options.save, mesh, request.host_memory)
     loss_chunks = check_loss_chunks(options.loss_chunks, mesh, length)
@@ -109,6 +119,7 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
     scaling = arch.rope.scaling
     reasons = {
         **({'attention': str(kernel)} if arch.attention.n_heads else {}),
+        **({'attention without a window': str(global_kernel)} if global_kernel else {}),
         **({'states': describe_chunks(request.platform)} if arch.has_states else {}),
         **({'context': f'{context} ({why_context})'} if mesh['c'] > 1 else {}),
         **({'positions': scaling.describe(length)} if scaling and scaling.kind == 'longrope' else {}),
@@ -121,7 +132,7 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
     }
     return ExecutionPlan(
         kernel, context, grouped, numerics, unrolled, saved, loss_chunks, pipeline, reduced_by_layer, request.reduction,
-        options.batch_parts, reasons,
+        options.batch_parts, global_kernel, reasons,
     )  # fmt: skip
 
 

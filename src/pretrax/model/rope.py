@@ -61,11 +61,14 @@ def _scaled(frequency: f32['half'], base: float, scaling: RopeScaling, columns: 
     high_freq_factor times are unchanged, and between them the two are interpolated (the released code of Llama 3.1).
     yarn: the same, with a ramp over the dimensions (Peng et al. 2023, arXiv:2309.00071, section 3.2, and the released
     code). longrope: each frequency has a divisor of its own, which depends on the length of the sequence (Ding et al.
-    2024, arXiv:2402.13753).
+    2024, arXiv:2402.13753). proportional: the frequencies of whole heads, of which the last pairs do not turn (the
+    released code of Gemma 4).
     """
     half = frequency.shape[0]
     if scaling.kind == 'linear':
         return frequency / scaling.factor
+    if scaling.kind == 'proportional':
+        return jnp.where(jnp.arange(half) < int(scaling.fraction * half), frequency / scaling.factor, 0.0)
     if scaling.kind == 'longrope':
         return frequency / jnp.asarray(scaling.divisors(columns * axis_size('c')), jnp.float32)
     if scaling.kind == 'yarn':

@@ -11,7 +11,7 @@ class RopeScaling(BaseModel):
 
     model_config = ConfigDict(extra='forbid', frozen=True)
 
-    kind: Literal['none', 'linear', 'llama3', 'yarn', 'longrope'] = Field(
+    kind: Literal['none', 'linear', 'llama3', 'yarn', 'longrope', 'proportional'] = Field(
         description='none turns the scaling of a preset off'
     )
     factor: float = Field(1.0, ge=1, description='how much longer contexts are')
@@ -31,6 +31,9 @@ class RopeScaling(BaseModel):
         (), description='longrope: divisors of the frequencies, up to original_length'
     )
     long_factor: tuple[float, ...] = Field((), description='longrope: divisors of the frequencies, in longer sequences')
+    fraction: float = Field(
+        1.0, gt=0, le=1, description='proportional: the first pairs of dimensions that turn, as a part of all'
+    )
     attention_factor: float | None = Field(
         None,
         gt=0,

@@ -390,6 +390,8 @@ class _Forward:
                 self.arch.experts.n_experts
             )
             dropped = psum(TOKENS, sums.dropped) / choices if self.arch.experts.capacity is not None else None
+        with_attention = tuple(i for i, kind in enumerate(self.arch.kinds) if kind.mixer == 'attention')
+        with_experts = self.arch.layers_with('router')
         return LayerStatistics(
             residual_rms=rms(sums.residual),
             residual_max=largest(maxima.residual),
@@ -397,17 +399,16 @@ class _Forward:
             attention_max=largest(maxima.attention),
             feed_forward_rms=rms(sums.feed_forward),
             feed_forward_max=largest(maxima.feed_forward),
-            attention_entropy=self._expand_to_all_layers(entropy, 'q'),
-            attention_logit_max=self._expand_to_all_layers(logit, 'q'),
-            dead_units=self._expand_to_all_layers(dead, 'up'),
-            expert_load=self._expand_to_all_layers(load, 'router'),
-            expert_entropy=self._expand_to_all_layers(expert_entropy, 'router'),
-            dropped_fraction=self._expand_to_all_layers(dropped, 'router'),
+            attention_entropy=self._expand_to_all_layers(entropy, with_attention),
+            attention_logit_max=self._expand_to_all_layers(logit, with_attention),
+            dead_units=self._expand_to_all_layers(dead, self.arch.layers_with('up')),
+            expert_load=self._expand_to_all_layers(load, with_experts),
+            expert_entropy=self._expand_to_all_layers(expert_entropy, with_experts),
+            dropped_fraction=self._expand_to_all_layers(dropped, with_experts),
         )
 
-    def _expand_to_all_layers(self, values: jax.Array | None, weight: str) -> jax.Array | None:
-        """Statistics of the layers that have a weight, with NaN for the others."""
-        layers = self.arch.layers_with(weight)
+    def _expand_to_all_layers(self, values: jax.Array | None, layers: tuple[int, ...]) -> jax.Array | None:
+        """Statistics of some layers, with NaN for the others."""
         if values is None or len(layers) == self.arch.n_layers:
             return values
         return jnp.full((self.arch.n_layers, *values.shape[1:]), jnp.nan).at[jnp.asarray(layers)].set(values)

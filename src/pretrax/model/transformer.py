@@ -30,7 +30,7 @@ from pretrax.model.pipeline import gradient_1f1b, stages
 from pretrax.model.plan import choose_plan
 from pretrax.model.request import ModelRequest
 from pretrax.model.routing import Routed, adjust, counted, load, routing_denominators, routing_metrics, routing_terms
-from pretrax.model.weights import Ends, Layer, Weights, abstract_weights, init_weights
+from pretrax.model.weights import Ends, Layer, Weights, abstract_weights, init_weights, with_own_heads
 from pretrax.shardlib import drop_axes, f32, i32, key, num, save, typechecked, u32
 
 # A branch of a layer: its input, the weights, the tokens, the layer -> its part of the residual stream
@@ -51,15 +51,20 @@ def block(
     Norms come before each branch (Xiong et al. 2020, arXiv:2002.04745); some families have them after
     it too, or only there. In a parallel block (Wang and Komatsuzaki 2021, GPT-J) both have one input.
     """
-    arch, scale = layer.arch, layer.arch.block.residual_multiplier
+    arch, scale, w = layer.arch, layer.arch.block.residual_multiplier, with_own_heads(w)
     h: num['B/r/d/e L/c/t M'] = norm(x, w.norm1, w.norm1_bias, arch)
     if arch.block.parallel:
         out, routed = mlp(h if arch.block.shared_norm else norm(x, w.norm2, w.norm2_bias, arch), w, tokens, layer)
         out = dropout(out, 'feed-forward', tokens, layer)
-        return x + scale * (dropout(mixer(h, w, tokens, layer), 'attention', tokens, layer) + out), routed
+        return scaled(x + scale * (dropout(mixer(h, w, tokens, layer), 'attention', tokens, layer) + out), w), routed
     x = x + scale * dropout(mixer(h, w, tokens, layer), 'attention', tokens, layer)
     out, routed = mlp(norm(x, w.norm2, w.norm2_bias, arch), w, tokens, layer)
-    return x + scale * dropout(out, 'feed-forward', tokens, layer), routed
+    return scaled(x + scale * dropout(out, 'feed-forward', tokens, layer), w), routed
+
+
+def scaled(x: num['B/r/d/e L/c/t M'], w: Layer) -> num['B/r/d/e L/c/t M']:
+    """The output of a layer, times a number of its own if the family has one. Gemma 4."""
+    return x if w.layer_scale is None else x * w.layer_scale.astype(x.dtype)
 
 
 class Transformer(Model):

@@ -97,6 +97,14 @@ class Layer:
     shared_down: num['F_shared/t M/d'] | None
     shared_mix: f32['M'] | None
     norm2_after: f32['M'] | None
+    layer_scale: f32[''] | None
+    # Layers without a window may have heads of their own: the weights without `_global`, with other sizes
+    q_global: num['M/d H/t D_global'] | None
+    k_global: num['M/d K_global/t D_global'] | None
+    v_global: num['M/d K_global/t D_global'] | None
+    o_global: num['H/t D_global M/d'] | None
+    q_norm_global: f32['D_global'] | None
+    k_norm_global: f32['D_global'] | None
 
 
 MODULES = 'multi_token.'  # how the names of the weights of multi-token prediction begin
@@ -185,6 +193,9 @@ def abstract_weights(arch: Architecture) -> Weights:
         **dict.fromkeys(('q_norm', 'k_norm'), arch.attention.qk_norm != 'head'),
         **dict.fromkeys(('q_full_norm', 'k_full_norm'), arch.attention.qk_norm not in ('full', 'each_head')),
         'o_gate': not arch.attention.gate,
+        'layer_scale': not arch.block.layer_scale,
+        'v_global': arch.attention.global_k_as_v,
+        **dict.fromkeys(('q_norm_global', 'k_norm_global'), arch.attention.qk_norm != 'head'),
         **dict.fromkeys((f'linear_{name}_conv_bias' for name in 'qkv'), not arch.recurrent.conv_bias),
     }
     counts = {field.name: arch.count(field.name) for field in dataclasses.fields(Layer)}
@@ -219,6 +230,13 @@ def layer_with(weights: Mapping[str, jax.Array]) -> Layer:
     return Layer(**{field.name: weights.get(field.name) for field in dataclasses.fields(Layer)})
 
 
+def with_own_heads(layer: Layer) -> Layer:
+    """The weights of a single layer, those of its heads under the names that attention reads: `q` for `q_global`."""
+    if layer.q_global is None:
+        return layer
+    return layer_with({name.removesuffix('_global'): w for name, w in vars(layer).items() if w is not None})
+
+
 def init_weights(arch: Architecture, key: jax.Array) -> Weights:
     """Initial weights: scales of norms 1, biases 0, the others normal with `init_std`, except as `init` and `mup` say.
 
@@ -234,13 +252,13 @@ def init_weights(arch: Architecture, key: jax.Array) -> Weights:
         name = path[-1].name
         full_name = name if path[0].name != 'multi_token' else jax.tree_util.keystr(path, simple=True, separator='.')
         own_key = jax.random.fold_in(key, zlib.crc32(full_name.encode()))
-        if name in _INIT_OF_STATES:
-            return _INIT_OF_STATES[name](own_key, like.shape)
+        if name in _INITIAL:
+            return _INITIAL[name](own_key, like.shape)
         if name.endswith('bias'):
             return jnp.zeros(like.shape, like.dtype)
         if 'norm' in name:
             return jnp.full(like.shape, 1 - arch.norm.offset * (not name.endswith('_a_norm')), like.dtype)
-        std = residual if name in ('o', 'linear_o') or name.endswith('down') else arch.init.std
+        std = residual if name in ('o', 'o_global', 'linear_o') or name.endswith('down') else arch.init.std
         if arch.mup:
             std *= arch.mup.init(name, name in MATRICES | OF_MODULES)
         if arch.init.kind == 'truncated':
@@ -266,13 +284,14 @@ def _init_convolution(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 # As in the code of Mamba 2 (Dao and Gu 2024, arXiv:2405.21060), which that of gated delta nets follows.
-_INIT_OF_STATES: dict[str, Callable[[jax.Array, tuple[int, ...]], jax.Array]] = {
+_INITIAL: dict[str, Callable[[jax.Array, tuple[int, ...]], jax.Array]] = {
     'linear_dt_bias': _init_dt_bias,
     'linear_log_decay': lambda key, shape: jnp.log(jax.random.uniform(key, shape, minval=1, maxval=16)),
     'linear_skip': lambda _, shape: jnp.ones(shape),
     'linear_norm': lambda _, shape: jnp.ones(shape),  # without `norm_offset`, as the next one
     'linear_group_norm': lambda _, shape: jnp.ones(shape),
     **dict.fromkeys((f'linear_{name}_conv' for name in 'qkv'), _init_convolution),
+    'layer_scale': lambda _, shape: jnp.ones(shape),
 }
 
 
@@ -280,6 +299,7 @@ _INIT_OF_STATES: dict[str, Callable[[jax.Array, tuple[int, ...]], jax.Array]] = 
 # A router is not one: each of its columns belongs to an expert, so Adam updates it.
 MATRICES = {
     'q': (1, (2, 3)), 'k': (1, (2, 3)), 'v': (1, (2, 3)), 'o': ((1, 2), 3), 'o_gate': (1, (2, 3)),
+    'q_global': (1, (2, 3)), 'k_global': (1, (2, 3)), 'v_global': (1, (2, 3)), 'o_global': ((1, 2), 3),
     'linear_q': (1, (2, 3)), 'linear_k': (1, (2, 3)), 'linear_v': (1, (2, 3)), 'linear_z': (1, (2, 3)),
     'linear_o': ((1, 2), 3),
     'q_direct': (1, (2, 3)), 'q_a': (1, 2), 'q_b': (1, (2, 3)), 'kv_a': (1, 2), 'kv_b': (1, (2, 3)),

@@ -23,6 +23,7 @@ PHASES = {
     'context_parallel_attention': 'attention',
     'rotate': 'rotation',
     'qk_norm': 'norms and residuals',
+    'v_norm': 'norms and residuals',
     'norm': 'norms and residuals',
     'block': 'norms and residuals',
     'swiglu': 'activation',

@@ -50,13 +50,15 @@ class Flops:
 
 def flops_per_token(arch: Architecture, sequence_length: int) -> Flops:
     """Training FLOPs per token of a decoder; times the global batch in tokens, those of a step."""
+    kinds = arch.kinds + arch.kinds[-1:] * arch.multi_token.n_layers
+    attention = [kind for kind in kinds if kind.mixer == 'attention']
     return count_flops(
         n_matmul_params=arch.n_matmul_params + arch.n_state_products,
         n_layers=arch.n_layers,
         n_heads=arch.attention.n_heads,
-        d_head=arch.mean_d_head,
+        d_head=[arch.heads(kind).mean_width for kind in attention],
         sequence_length=sequence_length,
-        windows=arch.attention_windows + (arch.kinds[-1].window,) * arch.multi_token.n_layers,
+        windows=[kind.window for kind in attention],
         chunked=arch.attention.window_type == 'chunked',
     )
 
@@ -71,7 +73,7 @@ def count_flops(
     n_matmul_params: int,
     n_layers: int,
     n_heads: int,
-    d_head: float,
+    d_head: float | Sequence[float],
     sequence_length: int,
     windows: Sequence[int] | None = None,
     chunked: bool = False,
@@ -83,7 +85,8 @@ def count_flops(
             unembedding, which counts once if it is tied. Only experts that a token visits. No embedding table, no
             norms.
         n_heads: query heads.
-        d_head: width of a head; the mean of that of queries and of values, if they differ.
+        d_head: width of a head, of each layer with attention or of all; the mean of that of queries and of values, if
+            they differ.
         windows: for each layer with attention, the number of tokens that a token sees, including itself; 0: all. None:
             all in all layers.
         chunked: whether windows are chunks. A token then sees only its own chunk.
@@ -92,8 +95,10 @@ def count_flops(
     keys = [
         min(window or sequence_length, sequence_length) for window in ([0] * n_layers if windows is None else windows)
     ]
-    left = sum(causal_keys(window, sequence_length, chunked) for window in keys)
-    return Flops(causal=weights + 12 * n_heads * d_head * left, full=weights + 12 * n_heads * d_head * sum(keys))
+    widths = d_head if isinstance(d_head, Sequence) else [d_head] * len(keys)
+    left = [causal_keys(window, sequence_length, chunked) for window in keys]
+    causal, full = (sum(width * n for width, n in zip(widths, seen, strict=True)) for seen in (left, keys))
+    return Flops(causal=weights + 12 * n_heads * causal, full=weights + 12 * n_heads * full)
 
 
 def causal_keys(window: int, sequence_length: int, chunked: bool = False) -> float:

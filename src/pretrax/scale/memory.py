@@ -89,7 +89,8 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     width, t, whole = BYTES[step.compute], n['t'], n['d'] == 1
     predictions, arch = 1 + arch.multi_token.n_layers, arch.with_modules
     saved, unrolled, platform = step.saved, step.unrolled, step.platform
-    d_model, d_head, n_experts = arch.d_model, arch.attention.d_head, arch.experts.n_experts
+    d_model, n_experts = arch.d_model, arch.experts.n_experts
+    d_head, d_query = (arch.mean_of_heads(size) for size in (lambda heads: heads.d_value, lambda heads: heads.d_query))
     with_experts = arch.n_expert_layers / arch.n_layers  # share of the layers
     d_ff = (1 - with_experts) * arch.sizes['F']  # widths, averaged over the layers
     d_expert, d_shared = with_experts * arch.feed_forward.d_ff, with_experts * arch.experts.d_shared
@@ -97,17 +98,15 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     layers = math.ceil(arch.n_layers / n['p'])
 
     matrices = 3 if arch.gated else 2
-    with_attention, with_state = (arch.count(name) / arch.n_layers for name in ('q', 'linear_v'))
+    with_attention, with_state = (n / arch.n_layers for n in (arch.n_attention_layers, arch.count('linear_v')))
     keys, values = (
         arch.recurrent.n_key_heads * arch.recurrent.d_key,
         arch.recurrent.n_heads * arch.recurrent.d_head,
     )  # of a state
-    of_attention = arch.mean_d_head * (
-        (1 + arch.attention.gate / 2) * arch.attention.n_heads + arch.attention.n_kv_heads
-    )
+    of_attention = arch.mean_d_head * (1 + arch.attention.gate / 2) * arch.attention.n_heads + arch.mean_kv_width
     of_state = keys + 1.5 * values
     heads = with_attention * of_attention + with_state * of_state  # half of the columns of the mixer's matrices
-    mixer = with_attention * arch.attention_params + with_state * 2 * d_model * of_state
+    mixer = with_attention * arch.mean_attention_params + with_state * 2 * d_model * of_state
     dense = mixer + d_model * matrices * d_shared
     rows = (
         n_experts * d_expert / n['e'] + d_ff
@@ -127,9 +126,9 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     moe = arch.experts.experts_per_token * d_model * with_experts  # each token's row, once per expert that it visits
     far = ROOM if exchanged else 1.0
     named = {
-        'q': with_attention * arch.d_query * arch.attention.n_heads + with_state * keys,
-        'k': with_attention * arch.d_query * arch.attention.n_kv_heads + with_state * keys,
-        'v': with_attention * d_head * arch.attention.n_kv_heads + with_state * values,
+        'q': with_attention * d_query * arch.attention.n_heads + with_state * keys,
+        'k': with_attention * arch.mean_of_heads(lambda heads: heads.n_kv * heads.d_query) + with_state * keys,
+        'v': with_attention * arch.mean_of_heads(lambda heads: heads.n_kv * heads.d_value) + with_state * values,
         # and the logsumexp of its scores, in f32
         'attention': with_attention * (d_head + 4 / width) * arch.attention.n_heads + with_state * values,
         'attention_out': d_model, 'up': near,

@@ -153,7 +153,7 @@ class _Sizes:
     """A step, and the sizes that its phases share.
 
     Attributes:
-        keys: that a query attends to, on average over positions and layers.
+        keys: numbers of the keys that a query head attends to, on average over positions and layers.
         tokens, tokens_here: of a step, over the mesh and per device.
         experts_per_token: that it is sent to, averaged over the layers; 0 for a dense decoder.
         layers: per device.
@@ -186,9 +186,12 @@ class _Sizes:
         self.tokens = step.tokens * step.all_passes
         self.tokens_here = self.tokens / (self.r * self.d * self.e * self.c)
         chunked = arch.attention.window_type == 'chunked'
-        self.keys = (
-            sum(causal_keys(window, sequence_length, chunked) for window in arch.attention_windows) / arch.n_layers
-        )
+        keys = [
+            causal_keys(kind.window, sequence_length, chunked) * arch.heads(kind).mean_width
+            for kind in arch.kinds
+            if kind.mixer == 'attention'
+        ]
+        self.keys = sum(keys) / arch.n_layers
         self.experts_per_token = arch.experts.experts_per_token * arch.n_expert_layers / arch.n_layers
         self.layers = arch.n_layers / self.p
         self.turns = step.all_passes + (self.p - 1) / step.rounds
@@ -233,7 +236,7 @@ class _Sizes:
 def _model_flops(sizes: _Sizes) -> float:
     """FLOPs of the model for the tokens of a step, without what is computed again."""
     arch = sizes.arch
-    scores = 12 * sizes.keys * arch.attention.n_heads * arch.mean_d_head * arch.n_layers
+    scores = 12 * sizes.keys * arch.attention.n_heads * arch.n_layers
     return (6 * (sizes.matmul_params + sizes.unembedding + arch.n_state_products) + scores) * sizes.tokens
 
 
@@ -248,7 +251,7 @@ def _products(sizes: _Sizes) -> Phase:
 
 def _attention(sizes: _Sizes) -> Phase:
     arch = sizes.arch
-    forward = 4 * sizes.keys * arch.attention.n_heads * arch.mean_d_head * sizes.tokens_here * sizes.layers / sizes.t
+    forward = 4 * sizes.keys * arch.attention.n_heads * sizes.tokens_here * sizes.layers / sizes.t
     flops = forward * (1 + (3.5 if sizes.is_tpu else 2.5) + sizes.step.attends_twice)
     # Chunks of layers with a state, which the backward pass computes again.
     of_tokens = CHUNK * (
@@ -263,7 +266,8 @@ def _elementwise(sizes: _Sizes) -> Phase:
     arch = sizes.arch
     dense = arch.count('up') / arch.n_layers * arch.sizes['F']
     feed_forward = 3 * (dense + arch.feed_forward.d_ff * sizes.experts_per_token)
-    attention = 2 * (arch.attention.n_heads + 2 * arch.attention.n_kv_heads) * arch.mean_d_head * arch.count('q')
+    heads = arch.attention.n_heads * arch.mean_d_head + 2 * arch.mean_kv_width
+    attention = 2 * heads * arch.n_attention_layers
     linear = 8 * (arch.recurrent.n_heads * arch.recurrent.d_head + arch.recurrent.n_key_heads * arch.recurrent.d_key)
     mixers = (attention + linear * arch.count('linear_v')) / arch.n_layers
     values = 10 * arch.d_model + feed_forward + mixers
@@ -340,13 +344,13 @@ def _columns_over_c(sizes: _Sizes, attention: float) -> Phase:
     or heads to whole sequences and back: see model/context.py.
     """
     arch, c = sizes.arch, sizes.c
-    values = sizes.layers * sizes.tokens_here * arch.mean_d_head / sizes.t
+    values, heads = sizes.layers * sizes.tokens_here / sizes.t, arch.attention.n_heads * arch.mean_d_head
     if sizes.step.context == 'ring':  # the gradients that travel with the keys are f32
         per_hop = 2 * _WIDTH * (2 + sizes.step.attends_twice) + 8
-        seconds = sizes.network.seconds('collective-permute', 'c', c * per_hop * values * arch.attention.n_kv_heads)
+        seconds = sizes.network.seconds('collective-permute', 'c', c * per_hop * values * arch.mean_kv_width)
     else:
         times = 4 + 2 * sizes.step.attends_twice
-        seconds = sizes.exchange('c', times * _WIDTH * values * (arch.attention.n_heads + arch.attention.n_kv_heads))
+        seconds = sizes.exchange('c', times * _WIDTH * values * (heads + arch.mean_kv_width))
     seconds *= sizes.with_bubble
     return Phase('heads and columns over c', seconds, max(sizes.shares.c * seconds, seconds - attention), 'c')
 

@@ -60,7 +60,7 @@ def teacher_memory(step: StepFacts) -> TeacherMemory:
     stream = width * tokens * d_model / t
     loss = stream * (1 + step.kept_states) + (width + 4) * logits + width * (table if n['d'] > 1 else 0.0)
 
-    heads = arch.mean_d_head * (2 * arch.attention.n_heads + 2 * arch.attention.n_kv_heads)
+    heads = 2 * (arch.mean_d_head * arch.attention.n_heads + arch.mean_kv_width)
     dense = arch.sizes['F'] if arch.count('up') else 0
     widest = max(
         dense,

@@ -237,7 +237,10 @@ def check_same_model(origin: Origin, run: Run, partial: bool, report: Report) ->
     allowed |= {'max_sequence_length'} if ours.positions != 'learned' else set()
     allowed |= {'embedding.tied'} if origin.arch.embedding.tied and not ours.embedding.tied else set()
     same_mixers = [kind.mixer for kind in origin.arch.kinds] == [kind.mixer for kind in ours.kinds]
-    free = FREE | ({'layer_types'} if same_mixers else set())
+    same_heads = [kind.own_heads for kind in origin.arch.kinds] == [kind.own_heads for kind in ours.kinds]
+    free = FREE | ({'layer_types'} if same_mixers and same_heads else set())
+    if len(origin.arch.kinds) == len(ours.kinds) and not same_heads:  # they say which layers have which weights
+        free -= {'attention.window', 'attention.global_every'}
     shaping = [name for name in differences if name not in allowed | free]
     if shaping and not partial:
         options: Any = run.config.model.options
