@@ -25,6 +25,11 @@ def option(help_text: str, *names: str, default: Any = None, **more: Any) -> Any
     return dataclasses.field(default=default, metadata={'option': (names, {'help': help_text, **more})})
 
 
+def argument(help_text: str, *, default: Any = REQUIRED, **more: Any) -> Any:
+    """Like `option`, but an argument without a name; `more`: other arguments of `typer.Argument`."""
+    return dataclasses.field(default=default, metadata={'argument': {'help': help_text, **more}})
+
+
 @dataclasses.dataclass(frozen=True)
 class Setting:
     """The meaning and the range of a number, in an `Annotated` type. Pydantic reads the range.

@@ -1,9 +1,9 @@
 """The options of a verb are the fields of a dataclass, and one value carries them.
 
-A verb is a function of one argument, a frozen dataclass. A field is an `option`, or its type is `Annotated` with an
-option of typer or a `Setting`, or is a dataclass with such fields of its own. Other fields are not options, and keep
-their defaults. A verb with few options may declare them as parameters, with the same defaults. Options that may be
-repeated are tuples.
+A verb is a function of one argument, a frozen dataclass. A field is an `option` or an `argument`, or its type is
+`Annotated` with one of typer or a `Setting`, or is a dataclass with such fields of its own. Other fields are not
+options, and keep their defaults. A verb with few options may declare them as parameters, with the same defaults.
+Options that may be repeated are tuples. A verb returns its exit code; None: 0.
 """
 
 import dataclasses
@@ -33,7 +33,8 @@ def with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
         for name, option in options.items():
             if option.annotation.__origin__ == _MANY:
                 values[name] = tuple(values[name] or ())
-        return verb(_instance(kind, values)) if is_one_value else verb(**values)
+        if code := verb(_instance(kind, values)) if is_one_value else verb(**values):
+            raise typer.Exit(code)
 
     call.__signature__ = inspect.Signature([_for_typer(each) for each in options.values()])  # type: ignore[attr-defined]
     return call
@@ -66,7 +67,9 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _option_type(name: str, field: dataclasses.Field[Any], hint: Any) -> Any:
-    """The type of a field, with an `option` or a `Setting` in the words of typer."""
+    """The type of a field, with an `option`, an `argument` or a `Setting` in the words of typer."""
+    if 'argument' in field.metadata:
+        return Annotated[hint, typer.Argument(**field.metadata['argument'])]
     if 'option' in field.metadata:
         names, more = field.metadata['option']
         own = f'--{name.replace("_", "-")}'

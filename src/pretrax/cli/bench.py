@@ -10,11 +10,11 @@ import re
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from pretrax.option import option
+from pretrax.option import argument, option
 
 if TYPE_CHECKING:
     from pretrax.storage import AnyPath
@@ -23,7 +23,7 @@ _LEASE = 60.0  # seconds
 
 
 def bench(
-    sweep: Annotated[str, typer.Argument(metavar='SWEEP', help='A YAML file, such as configs/sweeps/quick.yaml.')],
+    sweep: str = argument('A YAML file, such as configs/sweeps/quick.yaml.', metavar='SWEEP'),
     out: str | None = option('Directory for the results. [default: sweeps/NAME]', '-o', metavar='DIR'),
     row: int | None = option('Run only row N, counted from 1; several may run at once.', metavar='N'),
     show: bool = option('Run nothing; show the newest results of all rows, on any hardware.', default=False),

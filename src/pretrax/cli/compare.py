@@ -5,16 +5,15 @@ Runs that differ only in their seed form an arm. The first arm is the baseline.
 
 import math
 import pathlib
-from typing import Annotated
 
 import typer
 
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import argument, option
 
 
 def compare(
-    runs: Annotated[tuple[str, ...], typer.Argument(metavar='RUN...', help='Directories of runs, two or more.')],
+    runs: tuple[str, ...] = argument('Directories of runs, two or more.', metavar='RUN...'),
     out: str | None = option('A .md, .html, .csv or .json file. [default: the terminal]', '-o', metavar='FILE'),
     key: str | None = option('A key of metrics.jsonl. [default: val_loss if all runs have it, else loss]', '-k'),
     seed_noise: float | None = option(

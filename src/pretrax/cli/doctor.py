@@ -3,24 +3,20 @@
 Start it on all nodes as training is started. The first node prints a table, which names slow and failing nodes.
 """
 
-from typing import Annotated
-
 import typer
 
 from pretrax.cli._arguments import Overrides
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import argument, option
 
 
 def doctor(
-    config: Annotated[
-        str | None,
-        typer.Argument(
-            metavar='CONFIG',
-            help='The configuration that is to be trained. [default: only the machines]',
-            show_default=False,
-        ),
-    ] = None,
+    config: str | None = argument(
+        'The configuration that is to be trained. [default: only the machines]',
+        default=None,
+        metavar='CONFIG',
+        show_default=False,
+    ),
     overrides: Overrides = (),
     limit: float = option(
         'Time limit of each check, and of the arrival of each node.', default=120, min=1, metavar='SECONDS'

@@ -4,13 +4,13 @@ A model is a run, one of its checkpoints, or a Hugging Face directory. The tasks
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from pretrax.cli._arguments import Dtype, Plugins, check_dtype, load_plugins
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import argument, option
 
 if TYPE_CHECKING:
     from pretrax.cli._evaluated import Reading
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    models: Annotated[
-        tuple[str, ...],
-        typer.Argument(metavar='MODEL...', help='runs/NAME, a checkpoint in it, or a Hugging Face directory.'),
-    ] = ()
+    models: tuple[str, ...] = argument(
+        'runs/NAME, a checkpoint in it, or a Hugging Face directory.', default=(), metavar='MODEL...'
+    )
     tasks: str | None = option('Names of tasks. [default: all, without --text; see --list]', metavar='A,B')
     text: tuple[str, ...] = option(
         'Bits per byte of a text of yours; may be repeated.', default=(), metavar='NAME=FILE'

@@ -3,20 +3,16 @@
 Writes safetensors, config.json and the tokenizer, which the stock classes of transformers load.
 """
 
-from typing import Annotated
-
-import typer
-
 from pretrax.cli._arguments import Plugins, RunOrCheckpoint, load_plugins
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import argument, option
 
 DTYPES = {'f32': 'F32', 'bf16': 'BF16', 'f16': 'F16'}
 
 
 def export(
     path: RunOrCheckpoint,
-    out: Annotated[str, typer.Argument(metavar='DIR', help='A new directory.')],
+    out: str = argument('A new directory.', metavar='DIR'),
     dtype: str | None = option('bf16, f16 or f32. [default: that of most imported weights, or f32]', metavar='DTYPE'),
     plugin: Plugins = (),
 ) -> None:

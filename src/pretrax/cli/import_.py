@@ -3,17 +3,11 @@
 The run can generate text, be exported, and be the init_from of another run.
 """
 
-from typing import Annotated
-
-import typer
-
-from pretrax.option import option
+from pretrax.option import argument, option
 
 
 def import_(
-    source: Annotated[
-        str, typer.Argument(metavar='HF_DIR_OR_ID', help='A directory, or org/name[@revision] on the hub.')
-    ],
+    source: str = argument('A directory, or org/name[@revision] on the hub.', metavar='HF_DIR_OR_ID'),
     out: str | None = option('Directory of the new run. [default: runs/NAME]', '-o', metavar='RUN'),
     begin_of_text: str | None = option(
         'What begins a text, as data.begin_of_text: the name of a token, true or false. [default: as tokenizer.json '

@@ -5,18 +5,15 @@ has another meaning here, or none.
 """
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from pretrax.cli._next_command import next_command
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import argument, option
 
 
 def import_config(
-    tool: Annotated[str, typer.Argument(metavar='TOOL', help='nanogpt, modalities or maxtext.')],
-    file: Annotated[Path, typer.Argument(metavar='FILE', help='A configuration of that tool: a Python or YAML file.')],
+    tool: str = argument('nanogpt, modalities or maxtext.', metavar='TOOL'),
+    file: Path = argument('A configuration of that tool: a Python or YAML file.', metavar='FILE'),
     out: Path | None = option('File to write. [default: print the configuration]', '-o', metavar='OUT.yaml'),
     devices: int | None = option(
         'Devices that the batch is meant for, if the file counts it per device.', min=1, metavar='N'

@@ -5,16 +5,14 @@ Beside it, pretrax-schema.json is written, with which editors complete keys and 
 
 import re
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from pretrax.cli._next_command import next_command
 from pretrax.errors import UserError
+from pretrax.option import argument
 
 
 def init(
-    name: Annotated[str, typer.Argument(metavar='NAME', help='Name of the run; NAME.yaml is written.')],
+    name: str = argument('Name of the run; NAME.yaml is written.', metavar='NAME'),
 ) -> None:
     from pretrax.config.packaged import SCHEMA, find_packaged, packaged_schema
     from pretrax.storage import BucketPath, locate

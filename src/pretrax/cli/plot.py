@@ -2,16 +2,14 @@
 
 import pathlib
 import shutil
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import argument, option
 
 
 def plot(
-    runs: Annotated[tuple[str, ...], typer.Argument(metavar='RUN...', help='Directories of runs.')],
+    runs: tuple[str, ...] = argument('Directories of runs.', metavar='RUN...'),
     out: str | None = option('A .png, .svg, .pdf, .html or .csv file. [default: the terminal]', '-o', metavar='FILE'),
     key: tuple[str, ...] = option(
         'A key of metrics.jsonl; may be repeated. [default: loss and val_loss]', '-k', default=()

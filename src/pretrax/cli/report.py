@@ -1,14 +1,10 @@
 """Write the report of a run: one HTML file, to open without a network."""
 
-from typing import Annotated
-
-import typer
-
-from pretrax.option import option
+from pretrax.option import argument, option
 
 
 def report(
-    run: Annotated[str, typer.Argument(metavar='RUN', help='Directory of the run, also in a bucket.')],
+    run: str = argument('Directory of the run, also in a bucket.', metavar='RUN'),
     out: str | None = option('An .html file. [default: RUN/report.html]', '-o', metavar='FILE'),
 ) -> None:
     import pathlib

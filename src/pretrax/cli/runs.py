@@ -4,20 +4,17 @@ import dataclasses
 import json
 import math
 import pathlib
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import argument, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    directories: Annotated[
-        tuple[str, ...],
-        typer.Argument(metavar='[DIRECTORY]...', help='Directories of runs, on disks or in buckets. [default: runs]'),
-    ] = ()
+    directories: tuple[str, ...] = argument(
+        'Directories of runs, on disks or in buckets. [default: runs]', default=(), metavar='[DIRECTORY]...'
+    )
     sort: Literal['name', 'state', 'step', 'progress', 'loss', 'val_loss', 'tokens_per_second', 'age'] = option(
         'Order: the best or newest first.', '-s', default='name'
     )

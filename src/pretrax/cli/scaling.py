@@ -7,12 +7,10 @@ import functools
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import argument, option
 
 if TYPE_CHECKING:
     import pathlib
@@ -33,7 +31,7 @@ except UserError as error:
 
 
 def scaling(
-    fit: Annotated[str, typer.Argument(metavar='FIT', help='A YAML file, such as configs/scaling-points.yaml.')],
+    fit: str = argument('A YAML file, such as configs/scaling-points.yaml.', metavar='FIT'),
     out: str | None = option('Directory for runs and results. [default: scaling/NAME]', '-o', metavar='DIR'),
 ) -> None:
     import pathlib

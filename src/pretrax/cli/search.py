@@ -5,15 +5,14 @@ killed. The exit code is 1 if no trial was trained to its end, and 130 after Ctr
 """
 
 import functools
-from typing import Annotated
 
 import typer
 
-from pretrax.option import option
+from pretrax.option import argument, option
 
 
 def search(
-    search: Annotated[str, typer.Argument(metavar='SEARCH', help='A YAML file, such as configs/search.yaml.')],
+    search: str = argument('A YAML file, such as configs/search.yaml.', metavar='SEARCH'),
     out: str | None = option('Directory for the trials. [default: searches/NAME]', '-o', metavar='DIR'),
     show: bool = option('Run nothing; write the report of the trials so far.', default=False),
 ) -> None:

@@ -13,13 +13,11 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
-
-import typer
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pretrax.cli._arguments import Dtype, Plugins, check_dtype, load_plugins
 from pretrax.errors import UserError, install_extra, printable
-from pretrax.option import option
+from pretrax.option import argument, option
 
 if TYPE_CHECKING:
     from pretrax.serve.service import ServedModel
@@ -30,12 +28,9 @@ AXES = ('r', 'd', 'e', 't')  # of a mesh that serves
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    paths: Annotated[
-        tuple[str, ...],
-        typer.Argument(
-            metavar='RUN_OR_CHECKPOINT', help='runs/NAME, or a checkpoint in it; several are several models.'
-        ),
-    ]
+    paths: tuple[str, ...] = argument(
+        'runs/NAME, or a checkpoint in it; several are several models.', metavar='RUN_OR_CHECKPOINT'
+    )
     host: str = option('Address to listen on; others than 127.0.0.1 need --api-key-file.', default='127.0.0.1')
     port: int = option('Port to listen on; 0: any free port.', default=8000, min=0, max=65535)
     slots: int = option('Requests that run at once.', default=8, min=1)

@@ -6,16 +6,14 @@ and gaps, with what to try. To trace steps, train with log.profile=3 or log.prof
 
 import pathlib
 import shutil
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import argument, option
 
 
 def trace(
-    run: Annotated[str, typer.Argument(metavar='RUN', help='Directory of a run, or a trace.')],
+    run: str = argument('Directory of a run, or a trace.', metavar='RUN'),
     by: Literal['scope', 'operation', 'source'] = option('What the rows of the table are grouped by.', default='scope'),
     step: int | None = option('Only this step. [default: all steps of the newest trace]', metavar='N'),
     out: str | None = option('A .csv, .json or .html file. [default: the terminal]', '-o', metavar='FILE'),

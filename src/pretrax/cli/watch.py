@@ -7,17 +7,13 @@ import asyncio
 import importlib.util
 import pathlib
 import sys
-from typing import Annotated
-
-import typer
 
 from pretrax.errors import UserError, install_extra, printable
-from pretrax.option import option
+from pretrax.option import argument, option
 
 
 def watch(
-    runs: Annotated[tuple[str, ...], typer.Argument(metavar='RUN...',
-    help='Runs, or directories of runs, on a disk or in a bucket.')],
+    runs: tuple[str, ...] = argument('Runs, or directories of runs, on a disk or in a bucket.', metavar='RUN...'),
     terminal: bool = option('Show the runs in the terminal; in a pipe, print lines.', default=False),
     host: str = option('Address to listen on; others than 127.0.0.1 need --api-key-file.', default='127.0.0.1'),
     port: int = option('Port to listen on; 0: any free port.', default=8100, min=0, max=65535),

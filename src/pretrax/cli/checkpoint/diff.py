@@ -5,12 +5,10 @@ The arrays with the largest differences come first.
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import argument, option
 from pretrax.storage import AnyPath
 
 if TYPE_CHECKING:
@@ -32,8 +30,8 @@ class Difference:
 
 
 def diff(
-    one: Annotated[str, typer.Argument(metavar='A', help='A run or a checkpoint.')],
-    other: Annotated[str, typer.Argument(metavar='B', help='Another run or checkpoint.')],
+    one: str = argument('A run or a checkpoint.', metavar='A'),
+    other: str = argument('Another run or checkpoint.', metavar='B'),
     optimizer: bool = option('Compare the optimizer state as well.', default=False),
     most: int = option('Print at most N arrays.', default=20, min=1, metavar='N'),
 ) -> None:

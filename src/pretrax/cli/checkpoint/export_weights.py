@@ -4,20 +4,17 @@
 """
 
 import json
-from typing import Annotated
-
-import typer
 
 from pretrax.cli._arguments import RunOrCheckpoint
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import argument, option
 
 NAMES = {'f32': 'F32', 'bf16': 'BF16', 'f16': 'F16'}
 
 
 def export_weights(
     path: RunOrCheckpoint,
-    out: Annotated[str, typer.Argument(metavar='DIR', help='A new directory.')],
+    out: str = argument('A new directory.', metavar='DIR'),
     dtype: str = option('f32, bf16 or f16.', default='f32', metavar='DTYPE'),
 ) -> None:
     if dtype not in NAMES:

@@ -2,9 +2,9 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from pretrax.option import argument
 
 if TYPE_CHECKING:
     from pretrax.checkpoint import Keep, Manifest
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _HEAD = ('step', 'size', 'written', 'val_loss', 'kept as', 'files')
 
 
-def list_(run: Annotated[str, typer.Argument(metavar='RUN', help='The directory of a run: runs/NAME.')]) -> None:
+def list_(run: str = argument('The directory of a run: runs/NAME.', metavar='RUN')) -> None:
     from pretrax.amounts import size
     from pretrax.checkpoint import DamagedError, Manifest, check_sizes, checkpoints_of, steps_in
     from pretrax.checkpoint.keep import is_good

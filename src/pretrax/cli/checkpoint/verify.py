@@ -3,18 +3,12 @@
 The exit code is 2 if a file differs.
 """
 
-from typing import Annotated
-
-import typer
-
 from pretrax.errors import UserError
+from pretrax.option import argument
 
 
 def verify(
-    paths: Annotated[
-        tuple[str, ...],
-        typer.Argument(metavar='RUN_OR_CHECKPOINT...', help='For a run, all of its checkpoints are read.'),
-    ],
+    paths: tuple[str, ...] = argument('For a run, all of its checkpoints are read.', metavar='RUN_OR_CHECKPOINT...'),
 ) -> None:
     from pretrax.amounts import size
     from pretrax.checkpoint import DamagedError, checkpoints_of, find_checkpoint, is_checkpoint, steps_in

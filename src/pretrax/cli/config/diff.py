@@ -1,14 +1,13 @@
 """Print the keys whose values differ between two configurations."""
 
 import json
-from typing import Annotated
 
-import typer
+from pretrax.option import argument
 
 
 def diff(
-    old: Annotated[str, typer.Argument(metavar='A', help='A YAML file.')],
-    new: Annotated[str, typer.Argument(metavar='B', help='Another YAML file.')],
+    old: str = argument('A YAML file.', metavar='A'),
+    new: str = argument('Another YAML file.', metavar='B'),
 ) -> None:
     from pretrax.config import ABSENT, load
     from pretrax.config import diff as differences

@@ -3,16 +3,12 @@
 The files may be configurations, sweeps, searches or fits of scaling laws. Comments, order and layout stay.
 """
 
-from typing import Annotated
-
-import typer
-
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import argument, option
 
 
 def upgrade(
-    files: Annotated[tuple[str, ...], typer.Argument(metavar='FILE...', help='YAML files.')],
+    files: tuple[str, ...] = argument('YAML files.', metavar='FILE...'),
     out: str | None = option('Write the text here, and leave the file as it is.', metavar='FILE'),
 ) -> None:
     from pretrax.config import upgrade_file

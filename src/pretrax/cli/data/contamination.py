@@ -6,13 +6,10 @@ row (--words) are in one training document.
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from pretrax.cli.data._token_files import TokenFileOptions
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import argument, option
 from pretrax.storage import locate
 
 _SHOWN = 3  # documents of each task
@@ -20,9 +17,7 @@ _SHOWN = 3  # documents of each task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    path: Annotated[
-        str, typer.Argument(metavar='PATH', help='Token files, or a run whose tokens are in its directory.')
-    ]
+    path: str = argument('Token files, or a run whose tokens are in its directory.', metavar='PATH')
     tasks: str | None = option('Tasks of `pretrax eval`. [default: all, without --file]', metavar='A,B')
     file: tuple[str, ...] = option(
         'A text, rows such as JSON lines, or a directory; may be repeated.', default=(), metavar='FILE'

@@ -5,11 +5,10 @@ The index of a file, with the position of each document, is written next to it.
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from pretrax.errors import UserError
+from pretrax.option import argument
 
 if TYPE_CHECKING:
     from pretrax.data.corpus.files import TextFile
@@ -19,9 +18,7 @@ _PAUSE = 10.0  # seconds between progress lines
 
 
 def index(
-    files: Annotated[
-        tuple[str, ...], typer.Argument(metavar='FILE...', help='.jsonl files; .gz and .zst are supported.')
-    ],
+    files: tuple[str, ...] = argument('.jsonl files; .gz and .zst are supported.', metavar='FILE...'),
 ) -> None:
     from pretrax.data.corpus.files import INDEX_SUFFIX
     from pretrax.data.corpus.line_index import write_index

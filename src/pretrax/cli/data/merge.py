@@ -3,17 +3,14 @@
 They must have the same tokenizer. Each split is joined in the given order.
 """
 
-from typing import Annotated
-
-import typer
-
 from pretrax.cli.data._token_files import OutDirectory
+from pretrax.option import argument
 from pretrax.storage import locate
 
 
 def merge(
-    paths: Annotated[tuple[str, ...], typer.Argument(metavar='PATH...', help='Directories of flat-tokens.')],
     out: OutDirectory,
+    paths: tuple[str, ...] = argument('Directories of flat-tokens.', metavar='PATH...'),
 ) -> None:
     from pretrax.data.tokens import token_tools
 

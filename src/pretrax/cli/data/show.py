@@ -5,17 +5,13 @@ step gives the number of its batch: `pretrax data show runs/quickstart --batch 1
 U+FFFD.
 """
 
-from typing import Annotated
-
-import typer
-
 from pretrax.cli._arguments import Plugins
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import argument, option
 
 
 def show(
-    run: Annotated[str, typer.Argument(metavar='RUN', help='The directory of a run, such as runs/NAME.')],
+    run: str = argument('The directory of a run, such as runs/NAME.', metavar='RUN'),
     step: int | None = option('The batch of this step.', metavar='N'),
     batch: int | None = option('The batch with this number, from 0.', min=0, metavar='N'),
     rows: int = option('Print the first K rows.', default=4, min=1, metavar='K'),

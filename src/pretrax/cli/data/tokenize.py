@@ -3,13 +3,11 @@
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from pretrax.cli._next_command import next_command
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import argument, option
 from pretrax.storage import locate
 
 if TYPE_CHECKING:
@@ -17,17 +15,12 @@ if TYPE_CHECKING:
 
 
 def tokenize(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar='CONFIG|TEXT',
-            help='A YAML file, a packaged configuration, or a value of data.text: files or stdlib.',
-        ),
-    ],
-    overrides: Annotated[
-        tuple[str, ...],
-        typer.Argument(metavar='KEY=VALUE', help='Changes to the configuration, such as data.tokenizer=bytes.'),
-    ] = (),
+    source: str = argument(
+        'A YAML file, a packaged configuration, or a value of data.text: files or stdlib.', metavar='CONFIG|TEXT'
+    ),
+    overrides: tuple[str, ...] = argument(
+        'Changes to the configuration, such as data.tokenizer=bytes.', default=(), metavar='KEY=VALUE'
+    ),
     out: str | None = option('A new directory. [default: where the run looks for it]', '-o', metavar='DIR'),
 ) -> None:
     from pretrax.config import load

@@ -1,22 +1,14 @@
 """Train a tokenizer on text."""
 
-from typing import Annotated
-
-import typer
-
 from pretrax.errors import UserError
-from pretrax.option import REQUIRED, option
+from pretrax.option import REQUIRED, argument, option
 from pretrax.storage import BucketPath, locate
 
 
 def train_tokenizer(
-    source: Annotated[
-        str, typer.Argument(metavar='CONFIG|TEXT', help='A YAML file, or a value of data.text: files or stdlib.')
-    ],
+    source: str = argument('A YAML file, or a value of data.text: files or stdlib.', metavar='CONFIG|TEXT'),
     out: str = option('A new tokenizer.json.', '-o', default=REQUIRED, metavar='FILE'),
-    overrides: Annotated[
-        tuple[str, ...], typer.Argument(metavar='KEY=VALUE', help='Changes to the configuration.')
-    ] = (),
+    overrides: tuple[str, ...] = argument('Changes to the configuration.', default=(), metavar='KEY=VALUE'),
     vocab_size: int | None = option('Vocabulary size. [default: data.vocab_size]', min=257, metavar='N'),
     model: str = option('bpe or unigram.', default='bpe', metavar='MODEL'),
 ) -> None:

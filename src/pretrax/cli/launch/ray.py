@@ -12,18 +12,17 @@ import os
 import shlex
 import subprocess
 import sys
-from typing import Annotated
 
 import typer
 
 from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Variables, Verbose, variables
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import argument, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Configuration):
-    config: Annotated[str, typer.Argument(metavar='CONFIG', help='A configuration, or a sweep of `pretrax bench`.')]
+    config: str = argument('A configuration, or a sweep of `pretrax bench`.', metavar='CONFIG')
     workers: int | None = option('Processes, each with all devices of its worker; rows at once of a sweep.', min=1)
     cpus: float = option('CPUs that Ray reserves per worker.', '--cpus-per-worker', default=1, min=0)
     gpus: int = option('GPUs per worker.', '--gpus-per-worker', default=0, min=0)

@@ -7,14 +7,12 @@ import dataclasses
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Verbose
 from pretrax.errors import UserError
 from pretrax.launch.options import Resources
-from pretrax.option import option
+from pretrax.option import argument, option
 
 if TYPE_CHECKING:
     from pretrax.storage import AnyPath
@@ -22,9 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Configuration):
-    config: Annotated[
-        str, typer.Argument(metavar='CONFIG', help='A YAML file: a configuration, or a sweep of `pretrax bench`.')
-    ]
+    config: str = argument('A YAML file: a configuration, or a sweep of `pretrax bench`.', metavar='CONFIG')
     resources: Resources
     container: str | None = option(
         'Run the processes in this image, through Pyxis (srun --container-image).', metavar='IMAGE'
