@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
-
 from pretrax.option import argument, option
 
 if TYPE_CHECKING:
@@ -27,7 +25,7 @@ def bench(
     out: str | None = option('Directory for the results. [default: sweeps/NAME]', '-o', metavar='DIR'),
     row: int | None = option('Run only row N, counted from 1; several may run at once.', metavar='N'),
     show: bool = option('Run nothing; show the newest results of all rows, on any hardware.', default=False),
-) -> None:
+) -> int:
     from pretrax.errors import UserError
     from pretrax.launch.bench import FINAL, ROWS, Bench, Result, earlier_results, measure_command, probe
     from pretrax.launch.sweep import read_sweep
@@ -64,7 +62,8 @@ def bench(
         _fetch(place, directory)
         results, hardware = earlier_results(grid, rows, directory, say)
         report(results, hardware, Guard(lambda: None))
-        return end(results)
+        end(results)
+        return 0
     hardware = probe()
     with contextlib.ExitStack() as stack:
         guard = Guard(lambda: None)  # a directory on a disk has a lock
@@ -85,15 +84,15 @@ def bench(
             report(running.results(), hardware, guard)
             done = sum(result['status'] in FINAL for result in running.results())
             say(f'stopped; {done} of {len(rows)} rows are done; the same command resumes')
-            raise typer.Exit(130) from None
+            return 130
         results = running.results()
         report(results, hardware, guard)
     if row is None:
         end(results)
     if any(result['status'] not in FINAL for result in (results if row is None else results[row - 1 : row])):
         say(f'{"some rows" if row is None else f"row {row}"} failed; the same command tries again')
-        raise typer.Exit(1)
-    return None
+        return 1
+    return 0
 
 
 def _fetch(place: 'AnyPath', directory: Path) -> None:

@@ -8,8 +8,6 @@ apart. With it, CONFIG may also be a file that contains a compiled step as text,
 nothing is compiled then.
 """
 
-import typer
-
 from pretrax.cli._arguments import ConfigFile, HardwareOption, Overrides, SlicesOption
 from pretrax.errors import UserError
 from pretrax.option import option
@@ -25,7 +23,7 @@ def compile_(
     slices: SlicesOption = None,
     save: str | None = option('Write the compiled step to this file.', metavar='FILE'),
     graph: str | None = option('Draw the compiled step: .html, .svg; or write its text: .txt.gz.', metavar='FILE'),
-) -> None:
+) -> int:
     from pretrax.config import load
     from pretrax.scale.topology import parse_topology
     from pretrax.storage import locate
@@ -36,7 +34,7 @@ def compile_(
         if picture is None:
             raise UserError(f'{config} is a compiled step\n  to draw it: pretrax compile {config} --graph FILE.html')
         _draw_text(locate(config), picture)
-        return
+        return 0
     place = None if save is None else locate(save)
     loaded = load(config, overrides)  # before the slow import of JAX: report mistakes at once
     if slices is not None and topology is None:
@@ -65,8 +63,7 @@ def compile_(
         from pretrax.ahead.drawn import draw
 
         print(f'\nwrote {graph}: {draw(ahead, picture)}')
-    if not ahead.fits and ahead.limit is not None:
-        raise typer.Exit(DOES_NOT_FIT)
+    return DOES_NOT_FIT if not ahead.fits and ahead.limit is not None else 0
 
 
 def _draw_text(text: AnyPath, picture: AnyPath) -> None:

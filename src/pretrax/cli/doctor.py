@@ -3,8 +3,6 @@
 Start it on all nodes as training is started. The first node prints a table, which names slow and failing nodes.
 """
 
-import typer
-
 from pretrax.cli._arguments import Overrides
 from pretrax.errors import UserError
 from pretrax.option import argument, option
@@ -22,7 +20,7 @@ def doctor(
         'Time limit of each check, and of the arrival of each node.', default=120, min=1, metavar='SECONDS'
     ),
     as_json: bool = option('Print the table as JSON.', '--json', default=False),
-) -> None:
+) -> int:
     from pretrax.config import load
 
     if config is not None and '=' in config:
@@ -36,6 +34,6 @@ def doctor(
     context = Context(loaded, who.index, who.count, limit)
     found = diagnose(context, who.coordinator, [config, *overrides] if config else [], limit)
     if isinstance(found, int):
-        raise typer.Exit(found)
+        return found
     print(found.to_json() if as_json else '\n'.join(found.lines()))
-    raise typer.Exit(found.exit_code)
+    return found.exit_code

@@ -6,8 +6,6 @@ A model is a run, one of its checkpoints, or a Hugging Face directory. The tasks
 import dataclasses
 from typing import TYPE_CHECKING
 
-import typer
-
 from pretrax.cli._arguments import Dtype, Plugins, check_dtype, load_plugins
 from pretrax.errors import UserError
 from pretrax.option import argument, option
@@ -46,7 +44,7 @@ class Options:
     plugin: Plugins = ()
 
 
-def eval_(options: Options) -> None:
+def eval_(options: Options) -> int:
     from pretrax.cli._evaluated import Reading, evaluate_models, follow
     from pretrax.cli._output import write_output
     from pretrax.evaluate.results import TASKS, as_json, as_text
@@ -56,14 +54,14 @@ def eval_(options: Options) -> None:
     if options.list_:
         for task in TASKS.values():
             print(f'{task.name:16} {task.description}')
-        return
+        return 0
     if not options.models:
         raise UserError('give a model: pretrax eval runs/NAME')
     check_dtype(options.dtype)
     reading = Reading(options.batch_tokens, options.max_length, options.dtype)
     if options.harness is not None:
         _evaluate_with_harness(options, options.harness, reading)
-        return
+        return 0
     if options.harness_tasks is not None:
         raise UserError('--harness-tasks has files for --harness\ngive the tasks too: --harness NAME')
     own = own_texts(options.text)
@@ -91,8 +89,7 @@ def eval_(options: Options) -> None:
         if options.json is not None:
             write_output(options.json, as_json(results, settings) + '\n')
         print(as_text(results))
-    if any(one.failed for one in results.values()):
-        raise typer.Exit(1)
+    return int(any(one.failed for one in results.values()))
 
 
 def _evaluate_with_harness(options: Options, tasks: str, reading: 'Reading') -> None:

@@ -6,8 +6,6 @@ killed. The exit code is 1 if no trial was trained to its end, and 130 after Ctr
 
 import functools
 
-import typer
-
 from pretrax.option import argument, option
 
 
@@ -15,7 +13,7 @@ def search(
     search: str = argument('A YAML file, such as configs/search.yaml.', metavar='SEARCH'),
     out: str | None = option('Directory for the trials. [default: searches/NAME]', '-o', metavar='DIR'),
     show: bool = option('Run nothing; write the report of the trials so far.', default=False),
-) -> None:
+) -> int:
     import pathlib
 
     from pretrax.errors import UserError
@@ -47,6 +45,5 @@ def search(
     say(f'wrote {directory}/report.html, trials.md and trials.csv' + (f'; pretrax train {best}' if best else ''))
     if not is_done:
         say('stopped; the same command continues')
-        raise typer.Exit(130)
-    if best is None and not show:
-        raise typer.Exit(1)
+        return 130
+    return int(best is None and not show)

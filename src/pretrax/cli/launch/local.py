@@ -8,8 +8,6 @@ import functools
 import shlex
 import sys
 
-import typer
-
 from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Verbose
 from pretrax.errors import UserError
 from pretrax.option import REQUIRED, option
@@ -28,7 +26,7 @@ class Options(Configuration):
     verbose: Verbose = False
 
 
-def local(options: Options) -> None:
+def local(options: Options) -> int:
     from pretrax.launch.foreground import record_launcher
     from pretrax.launch.local import LocalLaunch, pretrax_command
     from pretrax.launch.registry import refuse_if_running
@@ -55,11 +53,9 @@ def local(options: Options) -> None:
     command = pretrax_command('train', *options.words, *options.flags('allow_changes', 'verbose'))
     if options.dry_run:
         print(shlex.join(command))
-        return
+        return 0
     refuse_if_running(loaded.run_dir)
     restarts = RestartOptions(retries=options.retries, elastic=elastic)
     launch = LocalLaunch(loaded, command, restarts, processes=processes, devices=count, say=say)
     record_launcher(loaded.run_dir, 'local', processes, say)
-    code = launch.run()
-    if code:
-        raise typer.Exit(code)
+    return launch.run()

@@ -2,8 +2,6 @@
 
 import subprocess
 
-import typer
-
 from pretrax.cli._arguments import LaunchedRun
 from pretrax.errors import UserError
 from pretrax.option import option
@@ -14,7 +12,7 @@ def logs(
     process: int | None = option('Log of this process. [default: the whole job, or process 0]', '-p', min=0),
     lines: int = option('Number of last lines to print.', '-n', default=100, min=0),
     follow: bool = option('Print new lines as they come.', '-f', default=False),
-) -> None:
+) -> int:
     from pretrax.launch.record import read_record, run_named
     from pretrax.launch.registry import engine_of
 
@@ -22,8 +20,6 @@ def logs(
     record = read_record(run_dir)
     command = list(engine_of(record).log_command(record, run_dir, process, lines, follow))
     try:
-        code = subprocess.run(command).returncode
+        return subprocess.run(command).returncode
     except FileNotFoundError:
         raise UserError(f'there is no {command[0]} on this machine, which prints these logs') from None
-    if code:
-        raise typer.Exit(code)

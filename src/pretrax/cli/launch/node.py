@@ -9,8 +9,6 @@ import dataclasses
 import functools
 import sys
 
-import typer
-
 from pretrax.cli._arguments import AllowChanges, Configuration, Verbose
 from pretrax.option import option
 
@@ -25,7 +23,7 @@ class Options(Configuration):
     verbose: Verbose = False
 
 
-def node(options: Options) -> None:
+def node(options: Options) -> int:
     from pretrax.launch.signals import signals_from_now_on
 
     waiting = signals_from_now_on()  # before the slow imports
@@ -40,6 +38,4 @@ def node(options: Options) -> None:
         say=functools.partial(print, file=sys.stderr, flush=True),
     )  # fmt: skip
     command = pretrax_command('train', *options.words, *options.flags('allow_changes', 'verbose'))
-    code = here.run(command, pretrax_command('doctor', *options.words) if options.check else None)
-    if code:
-        raise typer.Exit(code)
+    return here.run(command, pretrax_command('doctor', *options.words) if options.check else None)

@@ -13,8 +13,6 @@ import shlex
 import subprocess
 import sys
 
-import typer
-
 from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Variables, Verbose, variables
 from pretrax.errors import UserError
 from pretrax.option import argument, option
@@ -60,7 +58,7 @@ class Options(Configuration):
         return self.directory or os.getcwd()
 
 
-def ray(options: Options) -> None:
+def ray(options: Options) -> int:
     from pretrax.launch.sweep import is_sweep
 
     bundle = options.bundle
@@ -69,15 +67,12 @@ def ray(options: Options) -> None:
             raise UserError(
                 f'{options.overrides[0]}: the changes of a sweep are in its file, under change, grid and rows'
             )
-        code = _sweep(options, bundle)
-    elif options.out is not None:
+        return _sweep(options, bundle)
+    if options.out is not None:
         raise UserError('--out is for the results of a sweep; write run_dir=PATH')
-    elif options.workers is None:
+    if options.workers is None:
         raise UserError('the number of workers is missing: --workers N')
-    else:
-        code = _train(options, options.workers, bundle)
-    if code:
-        raise typer.Exit(code)
+    return _train(options, options.workers, bundle)
 
 
 def _train(options: Options, workers: int, bundle: dict[str, float]) -> int:

@@ -9,8 +9,6 @@ import functools
 import os
 import sys
 
-import typer
-
 from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Verbose
 from pretrax.option import option
 
@@ -29,7 +27,7 @@ class Options(Configuration):
     verbose: Verbose = False
 
 
-def slurm_job(options: Options) -> None:
+def slurm_job(options: Options) -> int:
     from pretrax.launch.restarts import RestartOptions
     from pretrax.launch.slurm_job import SlurmJob, devices_here, node_python, supervise
     from pretrax.observe.lasting_output import LastingOutput
@@ -40,7 +38,7 @@ def slurm_job(options: Options) -> None:
     job = SlurmJob(os.environ, options.container, options.gpus_per_node, mounts)
     node = [node_python(options.container), '-m', 'pretrax', 'launch', 'node', *options.words, '--controlled']
     node += options.flags('check', 'allow_changes', 'verbose')
-    code = supervise(
+    return supervise(
         loaded,
         job,
         lambda label: [*node, '--attempt', label],
@@ -48,5 +46,3 @@ def slurm_job(options: Options) -> None:
         devices_per_node=devices_here(options.gpus_per_node),
         say=functools.partial(print, flush=True, file=LastingOutput(sys.stdout)),
     )
-    if code:
-        raise typer.Exit(code)

@@ -9,8 +9,6 @@ import dataclasses
 import functools
 import sys
 
-import typer
-
 from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Variables, Verbose, variables
 from pretrax.launch.options import SshOptions
 from pretrax.option import option
@@ -27,7 +25,7 @@ class Options(Configuration):
     verbose: Verbose = False
 
 
-def ssh(options: Options) -> None:
+def ssh(options: Options) -> int:
     import shlex
 
     from pretrax.launch.elastic import Slots
@@ -58,7 +56,7 @@ def ssh(options: Options) -> None:
     if options.dry_run:
         for process in launch.processes(given):
             print(f'{process.host}: {shlex.join(process.command)}')
-        return
+        return 0
     refuse_if_running(loaded.run_dir)
     say(f'launch: checking {len(given)} hosts')
     found = check_hosts(launch, loaded, options.words)
@@ -73,6 +71,4 @@ def ssh(options: Options) -> None:
     )
     record_launcher(loaded.run_dir, 'ssh', len(given), say, hosts=[host.name for host in given])
     restarts = RestartOptions(retries=options.retries, elastic=elastic)
-    code = Supervisor(loaded, launch.start, slots, restarts, say=say).run()
-    if code:
-        raise typer.Exit(code)
+    return Supervisor(loaded, launch.start, slots, restarts, say=say).run()

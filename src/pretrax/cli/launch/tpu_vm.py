@@ -6,8 +6,6 @@ slices that it has; the same command waits again.
 
 import dataclasses
 
-import typer
-
 from pretrax.cli._arguments import AllowChanges, Configuration
 from pretrax.errors import UserError
 from pretrax.launch.options import SliceOptions
@@ -24,7 +22,7 @@ class Options(Configuration):
     allow_changes: AllowChanges = False
 
 
-def tpu_vm(options: Options) -> None:
+def tpu_vm(options: Options) -> int:
     from pretrax.launch import tpu_vm as engine
     from pretrax.launch.manifests import object_name
     from pretrax.launch.registry import refuse_if_running
@@ -54,7 +52,7 @@ def tpu_vm(options: Options) -> None:
     watcher = engine.Watch(wanted, files, lambda line: print(line, flush=True), options.every)
     if options.dry_run:
         print(engine.dry_run(wanted, files), end='')
-        return
+        return 0
     engine.check_gcloud()
     run = record_directory(loaded, print)
     refuse_if_running(run)  # a queued resource of this run is not a reason: the same command waits again
@@ -64,14 +62,12 @@ def tpu_vm(options: Options) -> None:
         f'  pretrax launch status {run}\n  pretrax launch logs {run} --follow\n  pretrax launch stop {run}', flush=True
     )
     if not options.watch:
-        return
+        return 0
     try:
-        code = watcher.run()
+        return watcher.run()
     except KeyboardInterrupt:
         print('launch: the run goes on; this command waits for it again', flush=True)
-        raise typer.Exit(130) from None
-    if code:
-        raise typer.Exit(code)
+        return 130
 
 
 def _accelerator(name: str, slices: int) -> tuple[str, str, int, int]:
