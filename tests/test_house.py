@@ -65,7 +65,8 @@ MAY_IMPORT = {
         'storage',
         'checkpoint',
         'doctor',
-    },  # starts runs as processes: it imports no JAX
+        'view',
+    },  # starts runs as processes, and compares repeats with other seeds: it imports no JAX
     'weights': BELOW_RUN | {'run'},  # the only reader of the model of a checkpoint
     'distill': BELOW_RUN | {'run', 'weights'},  # everything about a teacher
     'ahead': BELOW_RUN | {'run', 'view'},
@@ -106,18 +107,18 @@ TESTED_BY = {
     'checkpoint/test_bucket.py': 'checkpoint/files',
     'checkpoint/test_damage.py': 'checkpoint/manifest checkpoint/pieces checkpoint/restoring machine/digest',
     'checkpoint/test_store.py': 'checkpoint/chunks checkpoint/directory checkpoint/state_files',
-    'cli/test_init.py': 'cli/_next_command',
     'cli/test_checkpoint.py': (
         'cli/checkpoint/average cli/checkpoint/diff cli/checkpoint/export_weights cli/checkpoint/inspect '
         'cli/checkpoint/list_ cli/checkpoint/verify checkpoint/streamed weights/averaged'
     ),
-    'cli/test_eval.py': 'cli/_harness',
+    'cli/test_eval.py': 'weights/evaluated',
     'evaluate/test_contamination.py': 'cli/data/_lookup cli/data/contamination',
     'run/test_coordinate_check.py': 'cli/mup/check',
     'cli/test_plot.py': 'cli/_output view/charts/chart view/charts/page view/charts/text view/charts/curves '
     'view/charts/picture',
     'cli/test_runs.py': 'view/run_list view/tables',
-    'cli/test_prompt_file.py': 'infer/answers',
+    'cli/test_prompt_file.py': 'infer/answers weights/prompt_file',
+    'cli/test_chat.py': 'weights/conversation',
     'infer/test_sample.py': 'infer/request',
     'cli/test_generate.py': 'infer/sampling_settings weights/loaded',
     'cli/test_config.py': 'cli/config/diff cli/config/schema cli/config/show cli/train',
@@ -152,7 +153,7 @@ TESTED_BY = {
     'docs/test_commands.py': (
         'cli/compile_ cli/export cli/import_ cli/launch/local cli/plan data/batches/tokenizer_only weights/imported'
     ),
-    'evaluate/test_results.py': 'cli/_evaluated evaluate/language_model evaluate/made_tasks evaluate/task '
+    'evaluate/test_results.py': 'evaluate/language_model evaluate/made_tasks evaluate/task '
     'evaluate/text_tasks',
     'huggingface/test_mxfp4.py': 'huggingface/quantized',
     'huggingface/test_roundtrip.py': (
@@ -218,7 +219,7 @@ TESTED_BY = {
     'shardlib/test_operations.py': 'shardlib/ops shardlib/scan',
     'storage/test_mirror.py': 'storage/parts storage/index',
     'view/compare/test_comparison.py': 'cli/compare view/compare/arms view/compare/page view/compare/text',
-    'cli/test_seeds.py': 'view/compare/seeds',
+    'cli/test_seeds.py': 'launch/seeds view/compare/seeds',
     'cli/test_scaling.py': 'launch/scaling_file view/scaling/points view/scaling/report',
     'view/test_report.py': 'cli/report view/template view/report/charts view/report/encoding view/report/facts '
     'view/report/layers',

@@ -76,7 +76,7 @@ def test_follow_evaluates_each_checkpoint_once(values, tmp_path, monkeypatch, ca
         step = str(3 * len(waits))
         shutil.copytree(whole / 'checkpoints' / step, run / 'checkpoints' / step)
 
-    monkeypatch.setattr('pretrax.cli._evaluated.time.sleep', train_on)
+    monkeypatch.setattr('pretrax.weights.evaluated.time.sleep', train_on)
     ended_with(command)
     assert len(waits) == 2
     printed = capsys.readouterr()
@@ -95,7 +95,7 @@ def test_follow_evaluates_each_checkpoint_once(values, tmp_path, monkeypatch, ca
     shutil.rmtree(run / 'checkpoints' / '6')
     lines = (run / 'evaluations.jsonl').read_text().splitlines(keepends=True)
     (run / 'evaluations.jsonl').write_text(lines[0][:40])  # a kill while the first line was written
-    monkeypatch.setattr('pretrax.cli._evaluated.time.sleep', lambda seconds: sys.exit(7))
+    monkeypatch.setattr('pretrax.weights.evaluated.time.sleep', lambda seconds: sys.exit(7))
     ended_with(command, code=7)
     assert read_run(run).metrics['task/cloze/logprob'].steps.tolist() == [3]
 

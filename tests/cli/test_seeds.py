@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from launched import PATIENCE, PRETRAX, environment, write_run
-from pretrax.cli._seeds import train_seeds
 from pretrax.errors import UserError
+from pretrax.launch.seeds import train_seeds
 from pretrax.observe.metrics import read_metrics
 from pretrax.view.compare.seeds import mean_of
 

@@ -11,7 +11,7 @@ import pytest
 from checkpoint.test_keep import Memory
 from distill.test_files import DESCRIPTION, batch_of, top_of
 from interleaved import interleavings
-from pretrax.cli._prompt_file import _InBucket
+from pretrax.weights.prompt_file import _InBucket
 from pretrax.data.tokens.flat_tokens import TokenizerIdentity, splits
 from pretrax.data.tokens.flat_tokens_check import verify
 from pretrax.data.tokens.flat_tokens_writer import create as create_tokens

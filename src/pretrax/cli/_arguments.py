@@ -23,14 +23,6 @@ Overrides = Annotated[
 AllowChanges = Annotated[
     bool, typer.Option('--allow-changes', help='Resume even if the configuration or the data has changed.')
 ]
-Compiled = Annotated[
-    str | None, typer.Option(metavar='FILE', help='Run the step that `pretrax compile --save FILE` wrote.')
-]
-DryRun = Annotated[bool, typer.Option('--dry-run', help='Do all but train: check and compile everything.')]
-Seeds = Annotated[
-    int | None,
-    typer.Option(min=2, max=1000, metavar='N', help='Train with N seeds, and show their mean and its interval.'),
-]
 Verbose = Annotated[bool, typer.Option('--verbose', help='Print the whole start-up report.')]
 
 

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Mapping
 
-from pretrax.cli._next_command import next_command
+from pretrax.cli._output import next_command
 from pretrax.config import RunConfig, printable_override, shown_samples
 from pretrax.config.batch import common_sequences
 from pretrax.errors import UserError

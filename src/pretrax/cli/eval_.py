@@ -11,7 +11,7 @@ from pretrax.errors import UserError
 from pretrax.option import argument, option
 
 if TYPE_CHECKING:
-    from pretrax.cli._evaluated import Reading
+    from pretrax.weights.evaluated import Reading
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,11 +45,11 @@ class Options:
 
 
 def eval_(options: Options) -> int:
-    from pretrax.cli._evaluated import Reading, evaluate_models, follow
     from pretrax.cli._output import write_output
     from pretrax.evaluate.results import TASKS, as_json, as_text
     from pretrax.evaluate.task import Settings, choose
     from pretrax.evaluate.text_tasks import own_texts
+    from pretrax.weights.evaluated import Reading, evaluate_models, follow
 
     if options.list_:
         for task in TASKS.values():
@@ -93,25 +93,22 @@ def eval_(options: Options) -> int:
 
 
 def _evaluate_with_harness(options: Options, tasks: str, reading: 'Reading') -> None:
-    from pretrax.cli import _harness
+    import json
+
     from pretrax.cli._output import write_output
+    from pretrax.evaluate.task import Settings
+    from pretrax.weights.evaluated import evaluate_with_harness
 
     if options.follow:
         raise UserError('--follow evaluates on --tasks, not on --harness\nleave one of them out')
     if options.tasks is not None or options.lengths is not None or options.text:
         raise UserError('--harness has tasks of its own\nleave out --tasks, --text and --lengths')
     load_plugins(options.plugin)
-    results = _harness.evaluate_with_harness(
-        options.models,
-        tasks,
-        directory=options.harness_tasks,
-        limit=options.limit,
-        seed=options.seed,
-        reading=reading,
-        all_checkpoints=options.all_checkpoints,
-    )
+    settings = Settings(limit=options.limit, seed=options.seed)
+    directory, every = options.harness_tasks, options.all_checkpoints
+    results = evaluate_with_harness(options.models, tasks, directory, settings, reading, every)
     if options.json is not None:
-        write_output(options.json, _harness.as_json(results) + '\n')
+        write_output(options.json, json.dumps({'results': results}, indent=1, default=str) + '\n')
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ U+FFFD; a file or a pipe receives the text as it is. The speed is printed to std
 import dataclasses
 
 from pretrax.cli._arguments import Dtype, Plugins, RunOrCheckpoint, check_dtype, load_plugins
-from pretrax.cli._output import Speed, show
 from pretrax.errors import UserError
 from pretrax.infer.sampling_settings import SETTINGS, Sampling
 from pretrax.option import option
@@ -45,11 +44,11 @@ def generate(options: Options) -> None:
         return LoadedModel(options.path, template, options.dtype)
 
     if options.chat:
-        from pretrax.cli._chat import chat_with
+        from pretrax.weights.conversation import chat_with
 
         chat_with(load(), sampling, stops, options.tokens, options.max_length)
     elif options.prompts is not None:
-        from pretrax.cli._prompt_file import Wanted, answer_file
+        from pretrax.weights.prompt_file import Wanted, answer_file
 
         assert options.out is not None
         wanted = Wanted(sampling, options.tokens or 128, options.n, stops)
@@ -78,7 +77,7 @@ def _check(options: Options) -> None:
 
 def _print_texts(model: LoadedModel, options: Options) -> None:
     """Prints each prompt with each of its continuations, in order, while they are written."""
-    from pretrax.infer.answers import Asked, encode_prompt, write
+    from pretrax.infer.answers import Asked, Speed, encode_prompt, show, write
     from pretrax.infer.request import Request
 
     tokens = options.tokens or 128
@@ -93,7 +92,7 @@ def _print_texts(model: LoadedModel, options: Options) -> None:
             asked.append(Asked(request, options.stop))
             texts.append([prompt])
     engine = model.engine_for(asked, options.slots)
-    speed, shown, finished = Speed(model), 0, set()
+    speed, shown, finished = Speed(model.compute), 0, set()
     speed.prompt_tokens = sum(len(one.request.prompt) for one in asked)
     show(texts[0].pop())
     for news in write(engine, model.tokenizer, asked):

@@ -6,7 +6,7 @@ has another meaning here, or none.
 
 from pathlib import Path
 
-from pretrax.cli._next_command import next_command
+from pretrax.cli._output import next_command
 from pretrax.errors import UserError
 from pretrax.option import argument, option
 

@@ -6,7 +6,7 @@ Beside it, pretrax-schema.json is written, with which editors complete keys and 
 import re
 from pathlib import Path
 
-from pretrax.cli._next_command import next_command
+from pretrax.cli._output import next_command
 from pretrax.errors import UserError
 from pretrax.option import argument
 

@@ -1,43 +1,46 @@
 """Train a model; in an existing run directory, resume."""
 
+import dataclasses
 import sys
 
-import typer
-
-from pretrax.cli._arguments import AllowChanges, Compiled, ConfigFile, DryRun, Overrides, Seeds, Verbose
+from pretrax.cli._arguments import AllowChanges, Configuration, Verbose
 from pretrax.errors import TRY_AGAIN
+from pretrax.option import option
 
 
-def train(
-    config: ConfigFile,
-    overrides: Overrides = (),
-    allow_changes: AllowChanges = False,
-    compiled: Compiled = None,
-    dry_run: DryRun = False,
-    seeds: Seeds = None,
-    verbose: Verbose = False,
-) -> None:
-    from pretrax.cli._seeds import train_seeds
-    from pretrax.config import load
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Configuration):
+    allow_changes: AllowChanges = False
+    compiled: str | None = option('Run the step that `pretrax compile --save FILE` wrote.', metavar='FILE')
+    dry_run: bool = option('Do all but train: check and compile everything.', default=False)
+    seeds: int | None = option(
+        'Train with N seeds, and show their mean and its interval.', min=2, max=1000, metavar='N'
+    )
+    verbose: Verbose = False
 
-    if seeds:
-        return train_seeds(config, overrides, seeds, allow_changes=allow_changes, compiled=compiled, dry_run=dry_run)
-    loaded = load(config, overrides)  # before the slow import of JAX: report mistakes at once
+
+def train(options: Options) -> int:
+    changes, verbose = options.allow_changes, options.verbose
+    if options.seeds:
+        from pretrax.launch.seeds import train_seeds
+
+        others = {'allow_changes': changes, 'compiled': options.compiled, 'dry_run': options.dry_run}
+        return train_seeds(options.config, options.overrides, options.seeds, **others)
+    loaded = options.load()  # before the slow import of JAX: report mistakes at once
     from pretrax.ahead.auto import settled
     from pretrax.ahead.saved import opened
     from pretrax.cli._summary import summary
     from pretrax.observe.progress import Progress
-    from pretrax.run.dry_run import dry_run as check_start
+    from pretrax.run.dry_run import dry_run
     from pretrax.run.loop import train as run_training
     from pretrax.run.watch import TIME_LIMIT
 
     loaded, progress = settled(loaded, print), Progress()
-    step = opened(compiled, loaded) if compiled else None
-    if dry_run:
-        return check_start(loaded, allow_changes=allow_changes, saved=step, verbose=verbose)
-    result = run_training(loaded, allow_changes=allow_changes, progress=progress, compiled=step, verbose=verbose)
+    step = opened(options.compiled, loaded) if options.compiled else None
+    if options.dry_run:
+        dry_run(loaded, allow_changes=changes, saved=step, verbose=verbose)
+        return 0
+    result = run_training(loaded, allow_changes=changes, progress=progress, compiled=step, verbose=verbose)
     for line in summary(result, sys.argv[1:]):
         progress.message(line)
-    if result.stopped == TIME_LIMIT:
-        raise typer.Exit(TRY_AGAIN)
-    return None
+    return TRY_AGAIN if result.stopped == TIME_LIMIT else 0

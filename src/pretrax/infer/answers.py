@@ -1,9 +1,12 @@
-"""The texts that an engine writes. No JAX here: the tests of the commands need no devices."""
+"""The texts that an engine writes, and their speed. No JAX here: the tests of the commands need no devices."""
 
 import dataclasses
+import sys
+import time
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
+from pretrax.errors import unfiltered_output
 from pretrax.infer.request import Finish, Request, Serving
 from pretrax.infer.text import TextStream
 
@@ -79,3 +82,26 @@ def start_of_text(tokenizer: Any) -> list[int]:
         return list(begin)
     known = (getattr(tokenizer, 'before_text', None), tokenizer.end_of_text, 0)
     return [next(token for token in known if token is not None)]
+
+
+class Speed:
+    """Counts the tokens of a model, and prints how many a second there were."""
+
+    def __init__(self, compute: str):
+        self._compute = compute
+        self._began = time.perf_counter()
+        self.prompt_tokens = self.tokens = 0
+
+    def report(self) -> None:
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        print(
+            f'{self.tokens:,} tokens in {seconds:.1f} s, compilation included, computed in {self._compute}: '
+            f'{self.tokens / seconds:,.1f} tokens/s, '
+            f'{self.prompt_tokens / seconds:,.1f} prompt tokens/s',
+            file=sys.stderr,
+        )
+
+
+def show(text: str, end: str = '') -> None:
+    """Prints text of a model at once: to a terminal without control characters, elsewhere as it is."""
+    print(text, end=end, flush=True, file=None if sys.stdout.isatty() else unfiltered_output())

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pretrax.cli._next_command import next_command
+from pretrax.cli._output import next_command
 from pretrax.errors import UserError
 from pretrax.option import argument, option
 from pretrax.storage import locate

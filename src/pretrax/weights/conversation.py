@@ -6,8 +6,9 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from pretrax.cli._output import Speed, show
 from pretrax.errors import UserError
+from pretrax.infer.answers import Asked, Speed, show, write
+from pretrax.infer.request import Request
 from pretrax.infer.sampling_settings import Sampling
 from pretrax.weights.loaded import LoadedModel
 
@@ -28,9 +29,6 @@ def chat_with(
     Raises:
         UserError: the model has no chat template.
     """
-    from pretrax.infer.answers import Asked, write
-    from pretrax.infer.request import Request
-
     template = model.chat_template()
     length = max_length or model.longest(slots=1)
     model.check_length((), length)
@@ -40,7 +38,7 @@ def chat_with(
     if sys.stdin.isatty():
         print(f'{model.name}: {HELP}', file=sys.stderr)
     messages: list[dict[str, str]] = []
-    answers, speed = 0, Speed(model)
+    answers, speed = 0, Speed(model.compute)
     while (message := _read_message()) is not None:
         if message == '/quit':
             break

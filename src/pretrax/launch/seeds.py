@@ -6,20 +6,20 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-import typer
-
 from pretrax.config import RunConfig, load
 from pretrax.errors import UserError
+from pretrax.launch.training import train_all
+from pretrax.machine.atomic import write_file
+from pretrax.view.compare.arms import arms_of
+from pretrax.view.compare.seeds import mean_metrics, summary_text
+from pretrax.view.record.run_record import read_run
 
 
-def train_seeds(config: str, overrides: Sequence[str], seeds: int, **others: Any) -> None:
-    """Trains with seeds from `seed` on, in RUN_DIR-seed-S; their mean is in RUN_DIR-seeds. `others` have to be off."""
-    from pretrax.launch.training import train_all
-    from pretrax.machine.atomic import write_file
-    from pretrax.view.compare.arms import arms_of
-    from pretrax.view.compare.seeds import mean_metrics, summary_text
-    from pretrax.view.record.run_record import read_run
+def train_seeds(config: str, overrides: Sequence[str], seeds: int, **others: Any) -> int:
+    """Trains with seeds from `seed` on, in RUN_DIR-seed-S; their mean is in RUN_DIR-seeds. `others` have to be off.
 
+    Returns 1 if a run has failed, else 0.
+    """
     if given := [f'--{name.replace("_", "-")}' for name, value in others.items() if value]:
         raise UserError(f'--seeds starts processes of its own, which take no {" and no ".join(given)}\nleave one out')
     loaded = load(config, overrides)
@@ -32,7 +32,7 @@ def train_seeds(config: str, overrides: Sequence[str], seeds: int, **others: Any
     runs = train_all(configs, place, say=say)
     if failed := [run.config.name for run in runs if run.why]:
         say(f'{len(failed)} of {seeds} runs failed; the same command tries again')
-        raise typer.Exit(1)
+        return 1
     arm, *changed = arms_of([read_run(str(run.run_dir)) for run in runs])
     if changed:
         left_out = ', '.join(str(seed) for one in changed for seed in one.seeds)
@@ -46,6 +46,7 @@ def train_seeds(config: str, overrides: Sequence[str], seeds: int, **others: Any
     say('\n' + '\n'.join(text))
     own = ' '.join(shlex.quote(str(run.run_dir)) for run in runs)
     say(f'\nwrote {place}/summary.txt and metrics.jsonl; with another arm: pretrax compare {own} RUN...')
+    return 0
 
 
 def _with_seed(config: str, overrides: Sequence[str], loaded: RunConfig, seed: int) -> RunConfig:

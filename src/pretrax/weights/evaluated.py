@@ -1,4 +1,4 @@
-"""The models that `pretrax eval` evaluates, one after another."""
+"""Evaluates the models of runs, checkpoints and Hugging Face directories on tasks, one after another."""
 
 import contextlib
 import math
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pretrax.errors import UserError, printable
+from pretrax.errors import UserError, install_extra, printable
 from pretrax.evaluate.language_model import LanguageModel
 from pretrax.evaluate.results import Results, run_task, run_tasks
 from pretrax.evaluate.task import Settings, Task
@@ -52,6 +52,33 @@ def evaluate_models(
                 found[name] = Results({tasks[0].name: run_task(model, tasks[0], settings, _report)})
             else:
                 found[name] = run_tasks(model, tasks, settings, _report)
+    return found
+
+
+def evaluate_with_harness(
+    paths: Sequence[str], tasks: str, directory: str | None, settings: Settings, reading: Reading, all_checkpoints: bool
+) -> dict[str, Any]:
+    """{model: what lm-evaluation-harness returns for its tasks}. Prints a table for each model.
+
+    Raises:
+        UserError: the extra is not installed, there is no such model or task, or its data cannot be loaded.
+    """
+    try:
+        from pretrax.evaluate.harness import evaluate, open_tasks
+    except ImportError:
+        raise UserError(f'--harness needs lm-evaluation-harness\n  {install_extra("harness")}') from None
+    from lm_eval.utils import make_table
+
+    if directory is not None and not Path(directory).is_dir():
+        raise UserError(f'--harness-tasks {directory}: there is no such directory')
+    names = [name.strip() for name in tasks.split(',')]
+    manager = open_tasks(names, directory)
+    found = {}
+    for path in paths:
+        for name, model in models_at(path, reading, all_checkpoints):
+            print(f'{name}: {", ".join(names)}', file=sys.stderr, flush=True)
+            found[name] = evaluate(model, names, manager, limit=settings.limit, seed=settings.seed)
+            print(f'{name}\n\n{make_table(found[name])}', flush=True)
     return found
 
 

@@ -14,18 +14,16 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
-from pretrax.cli._output import Speed
 from pretrax.errors import UserError
+from pretrax.infer.answers import Asked, Speed, encode_prompt, write
+from pretrax.infer.request import Request
 from pretrax.infer.sampling_settings import SETTINGS, Sampling, Setting
 from pretrax.machine.locks import lock
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.whole_file import write_whole
 from pretrax.weights.loaded import LoadedModel
-
-if TYPE_CHECKING:
-    from pretrax.infer.answers import Asked
 
 ANSWER = ('text', 'finish', 'prompt_tokens', 'generated_tokens', 'choice')
 
@@ -87,7 +85,7 @@ def answer_file(load: Callable[[], LoadedModel], prompts: str, out: str, wanted:
     model = load()
     asked, records = _requests(lines, model, str(source))
     digest = hashlib.sha256(content + repr((model.name, model.compute, wanted)).encode()).hexdigest()
-    speed = Speed(model)
+    speed = Speed(model.compute)
     with _answers(target, f'{model.name}, {source}', digest) as answers:
         rest = asked[answers.count :]
         if answers.count:
@@ -100,15 +98,13 @@ def answer_file(load: Callable[[], LoadedModel], prompts: str, out: str, wanted:
 
 def _answer(
     model: LoadedModel,
-    asked: Sequence['Asked'],
+    asked: Sequence[Asked],
     records: Sequence[dict[str, Any]],
     answers: '_InBucket | _OnDisk',
     speed: Speed,
     slots: int | None,
 ) -> None:
     """Appends the answers, each when those before it are finished."""
-    from pretrax.infer.answers import write
-
     texts: list[list[str]] = [[] for _ in asked]
     counts, finishes, written = [0] * len(asked), [''] * len(asked), 0
     speed.prompt_tokens = sum(len(one.request.prompt) for one in asked)
@@ -194,11 +190,8 @@ def _read_line(text: bytes, where: str, number: int, wanted: Wanted) -> Line:
     )
 
 
-def _requests(lines: Sequence[Line], model: LoadedModel, name: str) -> tuple[list['Asked'], list[dict[str, Any]]]:
+def _requests(lines: Sequence[Line], model: LoadedModel, name: str) -> tuple[list[Asked], list[dict[str, Any]]]:
     """The answers to write, and the fields that each answer's line begins with."""
-    from pretrax.infer.answers import Asked, encode_prompt
-    from pretrax.infer.request import Request
-
     template = model.chat_template() if any('messages' in line.fields for line in lines) else None
     end = model.end if template is None else (*model.end, *template.end_of_turn)
     asked, records = [], []
