@@ -15,12 +15,9 @@ REQUIRED: Any = dataclasses.MISSING
 def option(help_text: str, *names: str, default: Any = None, **more: Any) -> Any:
     """A field of a dataclass, or the default of a parameter, that is an option of a verb (`cli/_options.py`).
 
-    Args:
-        help_text: what `--help` says.
-        names: of the option, such as '-N'. Without one that begins with two dashes, the name of the field is one. One
-            that is false unless it is given then has no opposite.
-        default: value of the field if the option is not given; `REQUIRED`: it has to be given.
-        more: other arguments of `typer.Option`.
+    Its name is that of the field, unless one of `names` begins with two dashes. Named after its field, an option that
+    is false by default has no opposite. `more` are other arguments of `typer.Option`. An option whose default is
+    `REQUIRED` has to be given.
     """
     return dataclasses.field(default=default, metadata={'option': (names, {'help': help_text, **more})})
 

@@ -37,7 +37,7 @@ def test_samples_begin_with_the_reference_of_a_prompt(prompts, shown, monkeypatc
     assert SECRET in ''.join(config.sample.prompts)
     written, said = [], []
     metrics = types.SimpleNamespace(
-        _run=types.SimpleNamespace(sample=config.sample, shown_prompts=shown_prompts(config)),
+        _run=types.SimpleNamespace(sample=config.sample, shown_prompts=shown_prompts(config.sample.prompts, config.references)),
         _report=said.append,
         _log=types.SimpleNamespace(sample=lambda *given: written.append(given)),
     )

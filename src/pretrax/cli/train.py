@@ -4,7 +4,6 @@ import dataclasses
 import sys
 
 from pretrax.cli._arguments import AllowChanges, Configuration, Verbose
-from pretrax.errors import TRY_AGAIN
 from pretrax.option import option
 
 
@@ -33,7 +32,7 @@ def train(options: Options) -> int:
     from pretrax.observe.progress import Progress
     from pretrax.run.dry_run import dry_run
     from pretrax.run.loop import train as run_training
-    from pretrax.run.watch import TIME_LIMIT
+    from pretrax.run.watch import exit_code
 
     loaded, progress = settled(loaded, print), Progress()
     step = opened(options.compiled, loaded) if options.compiled else None
@@ -43,4 +42,4 @@ def train(options: Options) -> int:
     result = run_training(loaded, allow_changes=changes, progress=progress, compiled=step, verbose=verbose)
     for line in summary(result, sys.argv[1:]):
         progress.message(line)
-    return TRY_AGAIN if result.stopped == TIME_LIMIT else 0
+    return exit_code(result.stopped)

@@ -76,12 +76,12 @@ def _references_of_sources(options: Any, references: Mapping[Path, str]) -> dict
     }
 
 
-def shown_prompts(config: RunConfig) -> list[str]:
+def shown_prompts(prompts: Sequence[str], references: Mapping[Path, str]) -> list[str]:
     """`sample.prompts` as pretrax shows them: a prompt from the environment,
-    which may be a secret, is its reference.
+    which may be a secret, is its reference, of `RunConfig.references`.
     """
-    prompts, whole = config.sample.prompts, config.references.get(('sample', 'prompts'))
-    return [config.references.get(('sample', 'prompts', i), whole or prompt) for i, prompt in enumerate(prompts)]
+    whole = references.get(('sample', 'prompts'))
+    return [references.get(('sample', 'prompts', i), whole or prompt) for i, prompt in enumerate(prompts)]
 
 
 def shown_samples(shown: Sequence[str], prompts: Sequence[str], texts: Sequence[str]) -> list[tuple[str, str]]:

@@ -39,15 +39,7 @@ def dry_run(
     report: Report = print,
     saved: LoadStep | None = None,
 ) -> None:
-    """Reports what `train` would do, up to its first step.
-
-    Args:
-        config, allow_changes, verbose: as for `train`.
-        saved: loads a step that was compiled before, as `compiled` of `train`.
-
-    Raises:
-        UserError: `train` would raise it too.
-    """
+    """Reports what `train` would do with these arguments, up to its first step. Raises UserError if `train` would."""
     join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
     local = working_directory(config.run_dir)
     if (holder := holder_of(local)) is not None:

@@ -1,4 +1,4 @@
-"""The life of a run: check, prepare, start, and the loop `state, metrics = step(state, batch)`.
+"""The life of a run: `session.py` prepares and starts it, and here is the loop `state, metrics = step(state, batch)`.
 
 The loop never makes the device wait: it reads the metrics of a step after it has dispatched the
 next one, writes checkpoints in the background, and fetches batches ahead. The same command resumes
@@ -10,26 +10,18 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import jax
-
-from pretrax.checkpoint import Checkpoints
-from pretrax.config import RunConfig, resolved_yaml
-from pretrax.errors import Report
+from pretrax.config import RunConfig
 from pretrax.infer.sample import sample
 from pretrax.observe.profile import profiled
 from pretrax.observe.progress import Progress
-from pretrax.run.clock import Clock
 from pretrax.run.compiled_step import LoadStep, Step, compile_step
-from pretrax.run.directory import RunDirectory, open_directory
 from pretrax.run.evaluate import Evaluation
-from pretrax.run.processes import exiting_on_error, is_first_process, join_processes
-from pretrax.run.resume import check_unchanged, writable
-from pretrax.run.rollback import failure, roll_back
-from pretrax.run.saving import open_checkpoints, save, wait_until_saved
-from pretrax.run.setup import Run, prepare_and_report
-from pretrax.run.start import Start, restore_or_start
-from pretrax.run.step_metrics import StepMetrics, open_log
-from pretrax.run.watch import Requests, Watchdog
+from pretrax.run.processes import exiting_on_error
+from pretrax.run.rollback import roll_back
+from pretrax.run.saving import save, wait_until_saved
+from pretrax.run.session import Session, open_session
+from pretrax.run.setup import Run
+from pretrax.run.watch import Watchdog
 from pretrax.train.step import TrainState
 
 
@@ -67,57 +59,27 @@ def train(
             were skipped.
     """
     progress = progress or Progress()
-    join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
-    report: Report = progress.message if is_first_process() else lambda text: None
-    with open_directory(config.run_dir, config.faults.lease_seconds, report) as directory, writable(config.run_dir):
-        check_unchanged(config, allow_changes, report)
-        run, startup = prepare_and_report(config, report, verbose)
-        checkpoints = open_checkpoints(config.checkpoint, config.run_dir, directory)
-        requests = Requests(config.faults.time_limit_minutes)
-        with (
-            jax.set_mesh(run.mesh),
-            checkpoints,
-            contextlib.closing(progress),
-            requests.listening(),
-        ):
-            start = restore_or_start(run, checkpoints.directory, allow_changes, report)
-            checkpoints.continue_from(start.step)
-            if is_first_process():
-                (directory.local / 'config.yaml').write_text(resolved_yaml(config))
-                startup.write(directory.local)
-            with open_log(run, directory.local, start.step, requests, report) as log:
-                first = int(start.state.step)
-                clock = Clock(directory.local, is_first_process(), first, start.description)
-                metrics = StepMetrics(run, start, clock, log, progress, report)
-                loop = _Loop(run, directory, start, checkpoints, metrics, requests, report)
-                if first >= config.steps:
-                    report(f'all {config.steps} steps are done; to train more, use a larger steps=')
-                else:
-                    progress.start(config.steps, first, run.tokens_before)
-                    loop.run_steps(compiled)
-                return loop.result()
+    with open_session(config, allow_changes, verbose, progress) as session:
+        loop, first = _Loop(session), int(session.start.state.step)
+        if first >= config.steps:
+            session.report(f'all {config.steps} steps are done; to train more, use a larger steps=')
+        else:
+            progress.start(config.steps, first, session.run.tokens_before)
+            loop.run_steps(compiled)
+        return loop.result()
 
 
 class _Loop:
     """The loop over steps, with evaluations, samples, checkpoints and rollbacks between them."""
 
-    def __init__(
-        self,
-        run: Run,
-        directory: RunDirectory,
-        start: Start,
-        checkpoints: Checkpoints,
-        metrics: StepMetrics,
-        requests: Requests,
-        report: Report,
-    ):
-        self.run, self.state = run, start.state
-        self.directory, self.checkpoints = directory, checkpoints
-        self.metrics, self.requests, self.report = metrics, requests, report
-        self.rollbacks: int = start.description.get('rollbacks', 0)
+    def __init__(self, session: Session):
+        self.run, self.state = session.run, session.start.state
+        self.directory, self.checkpoints = session.directory, session.checkpoints
+        self.metrics, self.requests, self.report = session.metrics, session.requests, session.report
+        self.rollbacks: int = session.start.description.get('rollbacks', 0)
         self.validation: dict[str, float] = {}
-        self.evaluation = Evaluation.create(run, report)
-        self.watchdog = Watchdog(directory.local, run.faults, report)
+        self.evaluation = Evaluation.create(self.run, self.report)
+        self.watchdog = Watchdog(self.directory.local, self.run.faults, self.report)
 
     def run_steps(self, load: LoadStep | None) -> None:
         """Compiles the step, and trains until the last step or a request to stop."""
@@ -202,17 +164,10 @@ class _Loop:
         save(self.run, self.checkpoints, number, self.state, description, self.report)
 
     def _roll_back(self) -> None:
-        """Returns to the last good checkpoint and skips the data since.
-
-        Raises:
-            UserError: there were `faults.rollbacks` rollbacks before.
-        """
-        if self.rollbacks >= self.run.faults.rollbacks:
-            raise failure(self.run, self.state, self.metrics.skipped_in_a_row, self.rollbacks)
-        self.rollbacks += 1
+        """Returns to the last good checkpoint and skips the data since. Raises UserError after too many rollbacks."""
         skipped = self.metrics.skipped_in_a_row
-        start = roll_back(self.run, self.state, skipped, self.checkpoints, self.report)
-        self.state = start.state
+        start = roll_back(self.run, self.state, skipped, self.rollbacks, self.checkpoints, self.report)
+        self.rollbacks, self.state = self.rollbacks + 1, start.state
         self.metrics.rewind(start)
         self.watchdog.alive()
 

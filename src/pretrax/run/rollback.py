@@ -19,12 +19,16 @@ from pretrax.train.step import TrainState, make_gradients, step_keys
 REPORT = 'failure.txt'
 
 
-def roll_back(run: Run, state: TrainState, skipped: int, checkpoints: Checkpoints, report: Report) -> Start:
+def roll_back(
+    run: Run, state: TrainState, skipped: int, rollbacks: int, checkpoints: Checkpoints, report: Report
+) -> Start:
     """Restores the last good checkpoint and removes later ones; the next batch is the one that follows `state`.
 
     Raises:
-        UserError: there are checkpoints, but no good one is readable.
+        UserError: there were `faults.rollbacks` rollbacks before; or no good checkpoint is readable.
     """
+    if rollbacks >= run.faults.rollbacks:
+        raise failure(run, state, skipped, rollbacks)
     try:
         checkpoints.wait()
     except SaveError as error:

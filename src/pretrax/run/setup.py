@@ -215,7 +215,7 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     teaching = _teaching(config.distill)
     if teaching is not None:
         teaching.open_files(config.batch, getattr(config.model.options, 'vocab_size', None), source)
-    written, shown = written_values(config), shown_prompts(config)
+    written, shown = written_values(config), shown_prompts(config.sample.prompts, config.references)
 
     def prepare_size(size: BatchSize) -> Run:
         micro_batches = sequences_per_device(size, mesh.shape) // micro_batch_size(size, mesh.shape)

@@ -29,6 +29,11 @@ _STOPPING = b'\nstopping after this step, and saving the state; press again to s
 _AGREE_EVERY = 20  # steps, if several processes have to agree
 
 
+def exit_code(stopped: str | None) -> int:
+    """The exit code of a run that has saved its state, by the reason why it stopped early; None: all steps are done."""
+    return TRY_AGAIN if stopped == TIME_LIMIT else 0
+
+
 class Requests:
     """Requests to stop or to save, from signals and from a time limit.
 
