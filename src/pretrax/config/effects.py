@@ -1,10 +1,10 @@
 """What a change of a key affects, as `schema.py` declares it: the compiled step, its inputs, or nothing."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
 
+from pretrax.config.problems import leaves
 from pretrax.config.schema import Effect, RunConfig
 
 
@@ -33,12 +33,5 @@ def may_change_on_resume(key: str) -> bool:
 def values_in_step(config: RunConfig, *, inputs: bool = False) -> dict[str, Any]:
     """{dotted key: value} of everything that may change the compiled step, or with `inputs` what it computes."""
     wanted = ('step', 'input') if inputs else ('step',)
-    return {key: value for key, value in _leaves(config.model_dump(mode='json'), '') if effect_of(key).on in wanted}
-
-
-def _leaves(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f'{prefix}{key}.')
-        else:
-            yield f'{prefix}{key}', value
+    by_key = {'.'.join(map(str, path)): value for path, value in leaves(config.model_dump(mode='json'))}
+    return {key: value for key, value in by_key.items() if effect_of(key).on in wanted}

@@ -26,7 +26,7 @@ from pretrax.config import registry
 from pretrax.config.interpolation import resolve, without_secrets
 from pretrax.config.packaged import find_packaged
 from pretrax.config.problems import Path as KeyPath
-from pretrax.config.problems import Problem, ProblemsError, from_validation, report, shown
+from pretrax.config.problems import Problem, ProblemsError, from_validation, report, scalars, shown
 from pretrax.config.renamed import check_names, upgraded, upgraded_layer
 from pretrax.config.schema import RunConfig, Storage
 from pretrax.config.source import MISSING, Layer, Places, decoded, parse_overrides, read_file
@@ -255,30 +255,26 @@ def _resolved(
         resolved, references = resolve(values, recorded=recorded)
     except ProblemsError as error:
         raise report(error.problems, place) from error
-    problems = list(_impossible(resolved, ()))
+    problems = [Problem(path, what) for path, value in scalars(resolved) if (what := _why_impossible(value))]
     if problems:
         raise report(problems, place)
-    remarks = {path: text for path, text in _strings(values, ()) if re.search(r'(?<!\\)\$\{', text)}
+    texts = ((path, value) for path, value in scalars(values) if isinstance(value, str))
+    remarks = {path: text for path, text in texts if re.search(r'(?<!\\)\$\{', text)}
     for path, reference in references.items():
         remarks[path] = f'environment {" ".join(dict.fromkeys(re.findall(r"oc[.]env:([A-Za-z_]\w*)", reference)))}'
     origins |= {path: f'{place(path)}, {remark}' for path, remark in remarks.items()}
     return resolved, references
 
 
-def _impossible(value: Any, path: KeyPath) -> Iterator[Problem]:
-    """Problems with values that YAML can express but no key accepts."""
-    if isinstance(value, dict):
-        for key, below in value.items():
-            yield from _impossible(below, (*path, key))
-    elif isinstance(value, list | tuple):
-        for index, below in enumerate(value):
-            yield from _impossible(below, (*path, index))
-    elif isinstance(value, int | float) and not abs(value) < 2**63:  # also true for nan
-        yield Problem(path, f'is {shown(value)}; expected a finite number of at most 64 bits')
-    elif isinstance(value, str) and MISSING.fullmatch(value):
-        yield Problem(path, f'is {value}, which OmegaConf reads as a missing value')
-    elif value is not None and not isinstance(value, bool | int | float | str):
-        yield Problem(path, f'is {shown(value)}; expected a number, text, true, false or null')
+def _why_impossible(value: Any) -> str:
+    """Why no key accepts a value that YAML can express; '' if one may."""
+    if isinstance(value, int | float) and not abs(value) < 2**63:  # also true for nan
+        return f'is {shown(value)}; expected a finite number of at most 64 bits'
+    if isinstance(value, str) and MISSING.fullmatch(value):
+        return f'is {value}, which OmegaConf reads as a missing value'
+    if value is not None and not isinstance(value, bool | int | float | str):
+        return f'is {shown(value)}; expected a number, text, true, false or null'
+    return ''
 
 
 def _paths(values: Mapping[str, Any], path: KeyPath) -> Iterator[KeyPath]:
@@ -286,14 +282,6 @@ def _paths(values: Mapping[str, Any], path: KeyPath) -> Iterator[KeyPath]:
         yield (*path, key)
         if isinstance(value, Mapping):
             yield from _paths(value, (*path, key))
-
-
-def _strings(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    if isinstance(value, dict | list):
-        for key, below in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _strings(below, (*path, key))
-    elif isinstance(value, str):
-        yield path, value
 
 
 def _with_plugins(values: dict[str, Any], layers: list[Layer], place: Places) -> dict[str, Any]:

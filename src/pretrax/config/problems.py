@@ -9,7 +9,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,24 @@ def dotted(path: Path) -> str:
         plain = part if isinstance(part, str) and re.fullmatch(r'[\w-]{1,60}', part) else shown(part)
         text += f'[{part}]' if isinstance(part, int) else f'.{plain}'
     return text.removeprefix('.')
+
+
+def leaves(values: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The path and the value of everything in nested dicts; an empty dict is a value."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def scalars(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The path and the value of everything in nested dicts and lists that is neither."""
+    if isinstance(value, dict | list | tuple):
+        for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from scalars(below, (*path, key))
+    else:
+        yield path, value
 
 
 def report(problems: Iterable[Problem], place: Callable[[Path], str]) -> UserError:

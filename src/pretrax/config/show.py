@@ -15,11 +15,9 @@ from pydantic import BaseModel
 from pretrax import __version__
 from pretrax.config.effects import effect_of
 from pretrax.config.interpolation import escaped
-from pretrax.config.problems import SECRETS, Path, dotted
+from pretrax.config.problems import SECRETS, Path, dotted, leaves
 from pretrax.config.schema import Component, RunConfig
 from pretrax.config.source import RESOLVED
-
-type Leaf = tuple[Path, Any]
 
 _REFERENCE = re.compile(r'\$\{oc\.env: *\w+ *(, *null *)?\}')  # a value that is from the environment as a whole
 
@@ -108,12 +106,12 @@ def diff(old: RunConfig, new: RunConfig) -> list[tuple[str, Any, Any]]:
 
 def config_leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Dotted key and value of everything in nested dicts."""
-    return ((dotted(path), value) for path, value in _leaves(values, ()))
+    return ((dotted(path), value) for path, value in leaves(values))
 
 
 def diff_values(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Does what `diff` does, for two nested dicts."""
-    before, after = dict(_leaves(old, ())), dict(_leaves(new, ()))
+    before, after = dict(leaves(old)), dict(leaves(new))
     keys = [*before, *(key for key in after if key not in before)]
     pairs = [(dotted(key), before.get(key, ABSENT), after.get(key, ABSENT)) for key in keys]
     return [(key, a, b) for key, a, b in pairs if a != b]
@@ -222,14 +220,6 @@ def _lines(values: dict[str, Any], path: tuple[str, ...], origin_of: Callable[..
             yield from _lines(value, here, origin_of)
         else:
             yield f'{margin}{_scalar(key)}: {_flow(value)}', origin_of(*here)
-
-
-def _leaves(values: dict[str, Any], path: Path) -> Iterator[Leaf]:
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, (*path, key))
-        else:
-            yield (*path, key), value
 
 
 def _flow(value: Any) -> str:
