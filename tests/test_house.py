@@ -100,7 +100,6 @@ STAYS, RETURNS = 15, 2
 SPINE = ('cli/train.py', 'run/loop.py', 'train/step.py', 'model/transformer.py')
 # Modules without a test of their own name, by the test that runs them.
 TESTED_BY = {
-    'ahead/test_plan.py': 'ahead/verify',
     'ahead/test_auto.py': 'run/micro_batch',
     'ahead/test_saved.py': 'ahead/step machine/software',
     'data/chat/test_templates.py': 'data/chat/rendering',
@@ -146,7 +145,7 @@ TESTED_BY = {
     'data/stream/test_stream_source.py': 'data/stream/blocks data/stream/open_stream data/stream/places',
     'data/tokens/test_token_array.py': 'data/tokens/block_files',
     'data/tokens/test_token_tools.py': 'data/tokens/token_copy',
-    'deviceless/test_deviceless.py': 'ahead/report run/activations run/memory_changes',
+    'deviceless/test_deviceless.py': 'ahead/report run/memory_changes',
     'doctor/test_devices.py': 'doctor/speed',
     'doctor/test_diagnosis.py': 'cli/doctor doctor/checks doctor/findings doctor/context doctor/probe '
     'doctor/probe_process doctor/barrier',
@@ -175,7 +174,7 @@ TESTED_BY = {
     'launch/test_manifests.py': 'launch/options launch/shipped',
     'launch/test_tpu_vm.py': 'cli/launch/tpu_vm',
     'launch/test_node.py': 'launch/crash launch/signals cli/launch/node',
-    'launch/test_record.py': 'cli/launch/logs cli/launch/status cli/launch/stop launch/engine launch/registry '
+    'launch/test_record.py': 'cli/launch/logs cli/launch/status cli/launch/stop launch/engine '
     'launch/foreground',
     'model/test_attention.py': 'model/softcap model/xla_cpu',
     'model/test_eight_bits.py': 'model/numerics',

@@ -3,8 +3,7 @@
 import jax
 import pytest
 
-from pretrax.ahead.plan import MARGIN, Planner, make_plan, report
-from pretrax.ahead.verify import having
+from pretrax.ahead.plan import MARGIN, Planner, having, make_plan, report
 from pretrax.cli import main
 from pretrax.config import from_values
 from pretrax.model.option_names import nest

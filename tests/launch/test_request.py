@@ -6,7 +6,8 @@ import pytest
 
 from pretrax import config_from_values
 from pretrax.errors import UserError
-from pretrax.launch.request import check_request, is_on_one_machine
+from pretrax.launch.sizes import check_request
+from pretrax.launch.slurm import is_on_one_machine
 from pretrax.storage import locate
 
 

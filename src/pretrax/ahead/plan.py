@@ -1,5 +1,6 @@
 """`pretrax plan`: predicts the memory and time of a step from sizes, and searches for the fastest mesh, micro-batch and
-recomputation that fit. Compiles nothing, and needs no plugin."""
+recomputation that fit. Only `--verify` compiles, and needs a plugin.
+"""
 
 import dataclasses
 import itertools
@@ -10,8 +11,9 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import AxisType
 
+from pretrax.ahead.step import compile_ahead
 from pretrax.amounts import size
-from pretrax.config import RunConfig, build, resolve_mesh
+from pretrax.config import RunConfig, build, from_values, resolve_mesh, written_values
 from pretrax.config.batch import (
     common_sequences,
     micro_batch_size,
@@ -32,6 +34,7 @@ from pretrax.scale.roofline import Prediction, predict
 from pretrax.scale.step_facts import StepFacts
 from pretrax.scale.topology import Topology
 
+BEST = 3  # candidates that are compiled to verify a plan
 MARGIN = 0.95  # share of the memory that a plan may fill, since the formula is not exact
 
 
@@ -367,3 +370,28 @@ def _options(plan: Plan) -> Iterator[str]:
         )
     if plan.is_looped:
         yield '    model.layers=unroll: 2 to 4 % faster in compiled steps on GPUs, and compiles longer'
+
+
+def verified(config: RunConfig, topology: Topology, plan: Plan) -> Iterator[str]:
+    """Compiles the best candidates. A line for each compares the compiler's memory with the predicted one.
+
+    Raises:
+        UserError: the plugin that compiles for the topology is not installed.
+    """
+    if not plan.found:
+        yield 'nothing to verify: no candidate fits'
+        return
+    yield f'compiled{"":<16}{"predicted":>10}  error  change'
+    for one in plan.found[:BEST]:
+        ahead = compile_ahead(having(config, one), topology, lambda text: None)
+        error = one.memory.total / ahead.needed - 1
+        fits = 'fits' if ahead.fits else 'DOES NOT FIT'
+        yield f'{size(ahead.needed):>8}, {fits:<14}{size(one.memory.total):>10}  {error:+5.0%}  {one.written()}'
+
+
+def having(config: RunConfig, candidate: Candidate) -> RunConfig:
+    """The configuration with the values of a candidate."""
+    values = written_values(config)
+    chosen = candidate.values()
+    sections = {section: values[section] | chosen[section] for section in ('batch', 'model')}
+    return from_values(values | sections | {'mesh': chosen['mesh']})

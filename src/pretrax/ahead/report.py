@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from pretrax.ahead.step import Ahead, bytes_held
 from pretrax.amounts import size
-from pretrax.run.activations import named_bytes
-from pretrax.run.memory_changes import memory_changes
+from pretrax.run.memory_changes import memory_changes, named_bytes
 from pretrax.run.setup import Run, memory_of_run
 from pretrax.scale.costs import costs, total
 from pretrax.scale.hlo import collectives, summarize

@@ -32,7 +32,7 @@ def plan(
     found = make_plan(loaded, hardware, print)
     print('\n'.join(report(found)))
     if verify:
-        from pretrax.ahead.verify import verified
+        from pretrax.ahead.plan import verified
 
         print()
         for line in verified(loaded, hardware, found):

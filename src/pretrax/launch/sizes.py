@@ -1,4 +1,4 @@
-"""How many processes a run can have on this machine, and how many devices each of them has."""
+"""How many processes a run can have, and how many devices each of them has. Checked before a run waits in a queue."""
 
 import math
 
@@ -37,6 +37,27 @@ def devices_per_process(config: RunConfig, processes: int, wanted: int | None) -
     return count, why
 
 
+def check_request(config: RunConfig, nodes: int, devices_per_node: int) -> None:
+    """Checks that a run fits the machines that are asked for.
+
+    Args:
+        nodes: number of machines, with one process each.
+
+    Raises:
+        UserError: its mesh or batch does not fit them, or it sets what the launcher sets.
+    """
+    section = config.processes
+    if section.index is not None or section.coordinator is not None:
+        raise UserError('the launcher sets processes.index and processes.coordinator; leave them out')
+    if section.count is not None and section.count != nodes:
+        raise UserError(f'processes.count is {section.count}, but there are {nodes} nodes\nleave processes.count out')
+    if (problem := misfit(config, nodes * devices_per_node)) is not None:
+        raise UserError(
+            f'{_count(nodes, "node")} with {_count(devices_per_node, "device")} each, '
+            f'{nodes * devices_per_node} in all: {problem}'
+        )
+
+
 def misfit(config: RunConfig, devices: int) -> str | None:
     """The reason why this configuration cannot be trained on `devices` devices; None: it can."""
     try:
@@ -61,3 +82,7 @@ def _devices_here() -> tuple[int, str]:
 
 def _written(axes: dict[str, int]) -> str:
     return ' '.join(f'{axis}={size}' for axis, size in axes.items() if size != 1)
+
+
+def _count(number: int, what: str) -> str:
+    return f'{number} {what}{"" if number == 1 else "s"}'

@@ -13,7 +13,6 @@ from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.launch.engine import Engine
 from pretrax.launch.options import Resources
 from pretrax.launch.record import LaunchRecord
-from pretrax.launch.request import is_on_one_machine
 from pretrax.launch.slurm_client import Partition, ask, ask_both, job_facts, partitions
 from pretrax.launch.slurm_script import clock_text
 from pretrax.storage import AnyPath, BucketPath
@@ -27,6 +26,7 @@ _UNFINISHED = {
 # `sbatch --test-only` says this of what no node has, and also while nodes are down. `sbatch` accepts a job that waits
 # for them.
 _NOT_NOW = 'Requested node configuration is not available'
+_OF_ONE_MACHINE = ('/tmp', '/var/tmp', '/dev/shm', '/scratch/local', '/run')
 
 
 def check_cluster(resources: Resources, known: Sequence[Partition] | None = None) -> None:
@@ -75,6 +75,14 @@ def warn_of_local_files(run_dir: AnyPath, report: Report) -> None:
         )
     if any(sys.executable.startswith(place) for place in ('/tmp/', '/var/tmp/', '/dev/shm/')):
         report(f'WARNING: the nodes start {sys.executable}, which is on a local disk of this machine')
+
+
+def is_on_one_machine(run_dir: object) -> bool:
+    """Whether other machines certainly do not see this directory: it is below /tmp or the like."""
+    if isinstance(run_dir, BucketPath) or not isinstance(run_dir, Path):
+        return False
+    whole = run_dir.absolute()
+    return any(whole.is_relative_to(place) for place in _OF_ONE_MACHINE)
 
 
 def submit(script: str) -> tuple[str, str]:

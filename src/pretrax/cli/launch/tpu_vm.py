@@ -24,10 +24,10 @@ class Options(Configuration):
 
 def tpu_vm(options: Options) -> int:
     from pretrax.launch import tpu_vm as engine
+    from pretrax.launch.engine import refuse_if_running
     from pretrax.launch.manifests import object_name
-    from pretrax.launch.registry import refuse_if_running
-    from pretrax.launch.request import check_request
     from pretrax.launch.shipped import check_variables, keep_record, record_directory, shipped
+    from pretrax.launch.sizes import check_request
 
     loaded, asked = options.load(), options.slices
     accelerator, version, hosts, devices = _accelerator(asked.accelerator, asked.slices)
