@@ -6,7 +6,7 @@ import pytest
 
 from pretrax import config_from_values, pretrain
 from pretrax.observe.attempts import read_attempts
-from pretrax.run import ending
+from pretrax.run import run_log
 from pretrax.view.record.run_record import read_run
 from runs import At, Quiet, StoppedAt
 
@@ -58,7 +58,7 @@ def test_what_fails_at_the_end_is_one_warning(small, monkeypatch):
     def fail(log, how, report):
         raise OSError(28, 'No space left on device')
 
-    monkeypatch.setattr(ending, '_AT_THE_END', {'writing the report': fail, 'noting how the run ended': fail})
+    monkeypatch.setattr(run_log, '_AT_THE_END', {'writing the report': fail, 'noting how the run ended': fail})
     progress = Quiet()
     result = pretrain(config_from_values(small), progress=progress)
     assert int(result.state.step) == 6

@@ -36,8 +36,9 @@ def test_samples_begin_with_the_reference_of_a_prompt(prompts, shown, monkeypatc
     config = from_values(VALUES | {'sample': {'prompts': prompts}})
     assert SECRET in ''.join(config.sample.prompts)
     written, said = [], []
+    references = shown_prompts(config.sample.prompts, config.references)
     metrics = types.SimpleNamespace(
-        _run=types.SimpleNamespace(sample=config.sample, shown_prompts=shown_prompts(config.sample.prompts, config.references)),
+        _run=types.SimpleNamespace(sample=config.sample, shown_prompts=references),
         _report=said.append,
         _log=types.SimpleNamespace(sample=lambda *given: written.append(given)),
     )

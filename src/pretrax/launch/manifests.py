@@ -2,22 +2,20 @@
 
 A pod is a node: its container runs `pretrax launch node`, one process for all accelerators of the node. Its identity is
 in its environment. Nothing in a pod asks the API server, so that no permissions are needed. The objects are in
-`kubernetes.yaml.jinja`.
+`templates/kubernetes.yaml`.
 """
 
 import dataclasses
 import hashlib
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import jinja2
 import yaml
 
 from pretrax.errors import CONFIGURATION, MISTAKE, UserError
 from pretrax.launch.options import PodOptions
-from pretrax.launch.shipped import CONFIG, STOPPED
+from pretrax.launch.shipped import CONFIG, STOPPED, fill_template
 
 GROUP = 'train'  # the replicated job of a JobSet
 CONTAINER = 'train'
@@ -26,7 +24,6 @@ RUN_DIR = 'pretrax/run-dir'  # annotation: the run that an object belongs to
 INDEX = 'batch.kubernetes.io/job-completion-index'  # label and annotation of a pod
 SLICE = 'jobset.sigs.k8s.io/job-index'
 _EXCLUSIVE = 'alpha.jobset.sigs.k8s.io/exclusive-topology'
-_TEMPLATE = Path(__file__).with_name('kubernetes.yaml.jinja')
 _DIRECTORY = '/etc/pretrax'
 # TPU versions -> the label of their nodes in GKE. Source:
 # docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
@@ -80,9 +77,8 @@ def manifests(pods: Pods, files: Mapping[str, str]) -> list[Manifest]:
         devices = {'google.com/tpu': chips}
     requests = {key: value for key, value in (('cpu', pods.cpu), ('memory', pods.memory)) if value}
     resources = {key: value for key, value in (('requests', requests | devices), ('limits', devices)) if value}
-    made = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    made.policies['json.dumps_kwargs'] = {}  # the order of the keys stays
-    text = made.from_string(_TEMPLATE.read_text()).render(
+    text = fill_template(
+        'kubernetes.yaml',
         pods=pods,
         files=dict(files),
         node_selector=selector,

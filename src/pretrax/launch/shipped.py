@@ -3,6 +3,9 @@
 import re
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
+
+import jinja2
 
 from pretrax.config import RunConfig, resolved_yaml
 from pretrax.errors import Report, UserError
@@ -15,6 +18,7 @@ STOPPED = (
 )
 LARGEST = 900_000  # bytes of all files; a ConfigMap of Kubernetes holds 1 MiB
 
+_TEMPLATES = Path(__file__).with_name('templates')
 _REQUIRED = re.compile(r'\$\{oc\.env: *([A-Za-z_]\w*) *\}')
 
 
@@ -49,6 +53,15 @@ def shipped(config: RunConfig) -> dict[str, str]:
             'put them into the image as a module, and name the module in plugins'
         )
     return files
+
+
+def fill_template(name: str, /, **values: Any) -> str:
+    """The text of a file of `launch/templates`, with values in the places that it names."""
+    made = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    made.policies['json.dumps_kwargs'] = {}  # the order of the keys stays
+    return made.from_string(_TEMPLATES.joinpath(name).read_text()).render(values)
 
 
 def check_variables(files: dict[str, str], given: Collection[str], how: str) -> None:

@@ -21,6 +21,7 @@ from pretrax.launch.elastic import Slots
 from pretrax.launch.group import identity
 from pretrax.launch.remote import RemoteGroup, RemoteProcess
 from pretrax.launch.restarts import RestartOptions, newest_checkpoint
+from pretrax.launch.shipped import fill_template
 from pretrax.launch.sizes import misfit
 from pretrax.launch.slurm_client import host_names, job_facts, nodes_down
 from pretrax.launch.supervisor import Supervisor
@@ -33,13 +34,7 @@ _KILLED = 128 + signal.SIGKILL
 _PROBE = 30.0  # seconds in which a node must start a process; Slurm itself waits SlurmdTimeout, usually 300
 _LOOK = 0.5  # seconds between two looks at that
 # Requeues the job once it has lost the node $1. Slurm does not announce that loss.
-_REQUEUE_WITHOUT = """
-while sleep 10; do
-    nodes=$(squeue --noheader --job=$SLURM_JOB_ID --states=RUNNING --format=%N) && [ "$nodes" ] || continue
-    names=$(scontrol show hostnames "$nodes") && [ "$names" ] || continue
-    echo "$names" | grep --quiet --line-regexp --fixed-strings -- "$1" || scontrol requeue $SLURM_JOB_ID
-done
-"""
+_REQUEUE_WITHOUT = fill_template('slurm_requeue.sh')
 _FIRST_PORT, _PORTS = 10_000, 20_000  # below those that Linux gives to outgoing connections
 
 

@@ -9,40 +9,10 @@ from collections.abc import Sequence
 
 from pretrax.errors import UserError
 from pretrax.launch.options import Resources
+from pretrax.launch.shipped import fill_template
 
 _BEFORE_LIMIT = 300  # seconds before the time limit at which Slurm asks a job to save and end
 _SPARE = 30  # seconds of these for what follows the end of the processes
-
-# `wait` returns early when a trap has run, and knows the exit code of a process that has ended. `$!` is the supervisor:
-# bash sets it when it forks, so it is known to a trap that runs before the next line does.
-_RUN = """
-trap 'kill -TERM $!' TERM              # near the time limit: save, and go on in another allocation
-trap 'stopped=yes; kill -TERM $!' INT  # pretrax launch stop: save, and end
-{command} &
-wait $!
-while kill -0 $! 2> /dev/null; do wait $!; done
-wait $!
-code=$?
-if [ $code = 143 ]; then code=75; fi  # ended by TERM before it trained
-if [ $code = 137 ] && [ ! "$stopped" ]; then code=75; fi  # killed, such as for lack of memory
-
-# Exit code 75: the run is not finished. A job that is canceled is not RUNNING any more, and must stay canceled.
-if [ $code != 75 ]; then exit $code; fi
-if [ "$stopped" ]; then exit 0; fi
-for try in {{1..60}}; do  # a controller that restarts does not answer for some minutes
-    if state=$(squeue --noheader --job=$SLURM_JOB_ID --format=%T); then
-        if [ "$state" != RUNNING ]; then break; fi
-        if said=$(scontrol requeue $SLURM_JOB_ID 2>&1); then break; fi
-        echo "$said"
-        if [[ $said = *disabled* ]]; then break; fi  # --no-requeue
-    fi
-    sleep 10
-done
-exit 75
-"""
-_ROW = """
-exec {command} --row $SLURM_ARRAY_TASK_ID
-"""
 
 
 def run_script(
@@ -67,7 +37,7 @@ def run_script(
         'requeue': None,
         **({'no-kill': None} if elastic else {}),
     }
-    return _script(options, resources.sbatch, _RUN.format(command=shlex.join(command)))
+    return _script(options, resources.sbatch, '\n' + fill_template('slurm_run.sh', command=shlex.join(command)))
 
 
 def rows_script(
@@ -91,7 +61,7 @@ def rows_script(
         'open-mode': 'append',
         'requeue': None,
     }
-    return _script(options, resources.sbatch, _ROW.format(command=shlex.join(command)))
+    return _script(options, resources.sbatch, f'\nexec {shlex.join(command)} --row $SLURM_ARRAY_TASK_ID\n')
 
 
 def stop_within(resources: Resources) -> int:

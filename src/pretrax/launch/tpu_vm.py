@@ -14,7 +14,6 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, Report, User
 from pretrax.launch.engine import Engine
 from pretrax.launch.options import SliceOptions
 from pretrax.launch.record import LaunchRecord
-from pretrax.launch.shipped import CONFIG, STOPPED
+from pretrax.launch.shipped import CONFIG, STOPPED, fill_template
 from pretrax.storage import AnyPath, BucketPath
 
 # TPU versions -> software of the VMs. Source: docs.cloud.google.com/tpu/docs/runtimes
@@ -89,7 +88,6 @@ def startup_script(slices: Slices, files: Mapping[str, str]) -> str:
     server.
     """
     directory = f'{_STATE}/{slices.name}'
-    written = '\n'.join(_write_file(name, text) for name, text in files.items())
     train = ['pretrax', 'launch', 'node', f'{directory}/{CONFIG}', '--until-done', *slices.words]
     if slices.image:
         setup = f'docker pull --quiet {shlex.quote(slices.image)}'
@@ -97,37 +95,20 @@ def startup_script(slices: Slices, files: Mapping[str, str]) -> str:
         train = [*shlex.split(f'docker run --rm --privileged --network host --user 0 {mount}'), slices.image, *train]
     else:
         setup = slices.setup
-    head = f"""\
-        #!/bin/bash
-        # Trains {slices.name} on this TPU VM, from boot until the run has ended. Written by pretrax launch tpu-vm.
-        set -u
-        mkdir -p {directory} && cd {directory} || exit
-        exec >> output.txt 2>&1
-        [ -e exit-code ] && exit  # the run has ended, and the VM has started again
-        metadata() {{
-            curl -sf -H 'Metadata-Flavor: Google' \\
-                "http://${{GCE_METADATA_IP:-metadata.google.internal}}/computeMetadata/v1/instance/attributes/$1"
-        }}
-        slice=$(metadata tpu-env | sed -n "s/^MEGASCALE_SLICE_ID: *'\\(.*\\)'/\\1/p")
-        export PRETRAX_PROCESS=$(( ${{slice:-0}} * {slices.hosts} + $(metadata agent-worker-number) ))
-        echo $PRETRAX_PROCESS > process
-    """
-    loop = f"""\
-        failures=0
-        while [ ! -e stop ]; do
-            {shlex.join(train)} &
-            echo $! > pid
-            wait $!
-            code=$?
-            case $code in {DONE} | {MISTAKE} | {CONFIGURATION}) break ;; esac
-            [ $code = {TRY_AGAIN} ] || [ $code = {STOPPED} ] || failures=$(( failures + 1 ))
-            [ $failures -gt {slices.restarts} ] && break
-            [ -e stop ] || sleep 10
-        done
-        echo ${{code:-{TRY_AGAIN}}} > exit-code
-    """
-    installed = f'{{ {setup}; }} || {{ echo {MISTAKE} > exit-code; exit; }}'
-    return '\n'.join([textwrap.dedent(head).rstrip(), written, installed, textwrap.dedent(loop)])
+    return fill_template(
+        'tpu_vm.sh',
+        name=slices.name,
+        directory=directory,
+        hosts=slices.hosts,
+        restarts=slices.restarts,
+        files='\n'.join(_write_file(name, text) for name, text in files.items()),
+        setup=setup,
+        train=shlex.join(train),
+        ends=[DONE, MISTAKE, CONFIGURATION],
+        mistake=MISTAKE,
+        try_again=TRY_AGAIN,
+        stopped=STOPPED,
+    )
 
 
 def create_command(slices: Slices, script: str) -> list[str]:

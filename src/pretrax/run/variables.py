@@ -13,9 +13,11 @@ import select
 import signal
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import yaml
 
 from pretrax.config.problems import nearest
 from pretrax.errors import UserError
@@ -80,69 +82,7 @@ class Row(NamedTuple):
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names.split())
 
 
-# The first row that has a variable counts.
-TABLE = (
-    Row(
-        'JAX_NUM_PROCESSES JAX_PROCESS_ID JAX_COORDINATOR_*',
-        'used: the identity of the process; an address without them is used with the numbers of Open MPI, Slurm or a '
-        'TPU slice',
-    ),
-    Row(
-        'OMPI_COMM_WORLD_* PMIX_* SLURM_* TPU_WORKER_* MEGASCALE_*',
-        'used: the identity, if the variables of JAX do not name it; ignored by verbs that do not train, and outside '
-        'of a step '
-        'of Slurm',
-    ),
-    Row(
-        'PMI_* WORLD_SIZE RANK LOCAL_RANK MASTER_ADDR MASTER_PORT',
-        'variables of MPICH, Intel MPI and torchrun: training is refused if they name several processes, with the '
-        'variables of JAX that '
-        'take their place; else ignored',
-        is_ignored=True,
-    ),
-    Row(
-        'JAX_ENABLE_X64 JAX_DISABLE_JIT JAX_NO_TRACING JAX_NO_EXECUTION JAX_THREEFRY_PARTITIONABLE '
-        'JAX_DEFAULT_PRNG_IMPL '
-        'JAX_RANDOM_SEED_OFFSET JAX_NUMPY_DTYPE_PROMOTION JAX_NUMPY_RANK_PROMOTION JAX_TRANSFER_GUARD* '
-        'JAX_ERROR_CHECKING_*',
-        'refused if the value would change the numbers of a run or end it; the message says why',
-    ),
-    Row(
-        'JAX_DEFAULT_MATMUL_PRECISION JAX_DISABLE_MOST_OPTIMIZATIONS JAX_OPTIMIZATION_LEVEL JAX_DEBUG_NANS '
-        'JAX_DEBUG_INFS',
-        'used, with a warning that says what they change',
-    ),
-    Row(
-        'JAX_PLATFORMS',
-        'used; a platform that is not here is refused. If it is not set, plugins of absent chips are not started',
-    ),
-    Row(
-        'JAX_*',
-        'used by JAX; a value that JAX does not accept is refused. A name that JAX does not know is ignored, with a '
-        'warning '
-        'that names the nearest',
-    ),
-    Row(
-        'XLA_FLAGS',
-        'used; a flag or a value that XLA does not know is refused. Flags that trade exactness for speed are in a '
-        'warning. Flags win '
-        'over the options that pretrax chooses, and lose against `compiler.options`',
-    ),
-    Row('LIBTPU_INIT_ARGS', 'the same, by libtpu, which checks it itself'),
-    Row(
-        'CUDA_VISIBLE_DEVICES',
-        'used; a number that the machine does not have is refused, and no GPU is a warning',
-    ),
-    Row('XLA_* TPU_* NVIDIA_* NCCL_* GLOO_*', 'used by XLA, libtpu, the driver, NCCL and Gloo'),
-    Row('RAY_ADDRESS', 'used by `pretrax launch ray` and `data.engine=ray`'),
-    Row(
-        'RAY_* KUBERNETES_* OMPI_* PRTE_*',
-        'ignored: pretrax reads the identity from the variables above',
-        is_ignored=True,
-    ),
-)
-
-
+TABLE = tuple(Row(**row) for row in yaml.safe_load(Path(__file__).with_suffix('.yaml').read_text()))
 # Settings in which the processes of a run must not differ.
 SETTINGS = (*_REFUSED, *_CHANGING)
 
