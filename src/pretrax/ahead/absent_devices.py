@@ -41,10 +41,12 @@ def absent_devices(topology: Topology) -> list[Any]:
     assume_cudnn('.'.join(map(str, gpu.capability)))
     return list(
         topologies.get_topology_desc(
-            platform='cuda', topology_name=topology.version, topology=f'1x{topology.slices}x{shape}',
+            platform='cuda',
+            topology_name=topology.version,
+            topology=f'1x{topology.slices}x{shape}',
             target_config=_target_config(gpu, bandwidth),
         ).devices
-    )  # fmt: skip
+    )
 
 
 def _target_config(gpu: Gpu, bandwidth: float) -> str:

@@ -239,13 +239,17 @@ class Planner:
         if key not in self._models:
             try:
                 request = ModelRequest(
-                    vocab_size=self._source.vocab_size, sequence_length=self.size.sequence_length,
+                    vocab_size=self._source.vocab_size,
+                    sequence_length=self.size.sequence_length,
                     dtype=jax.numpy.bfloat16,
-                    platform=self.hardware.platform, mesh=mesh, largest_token=self._source.largest_token,
+                    platform=self.hardware.platform,
+                    mesh=mesh,
+                    largest_token=self._source.largest_token,
                     slices=self.hardware.slices,
-                    documents_per_row=self._source.documents_per_row, micro_batches=mesh['p'],
+                    documents_per_row=self._source.documents_per_row,
+                    micro_batches=mesh['p'],
                     host_memory=True,
-                )  # fmt: skip
+                )
                 self._models[key] = build_model(self.config, request)
             except UserError as error:
                 self._models[key] = error

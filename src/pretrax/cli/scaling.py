@@ -86,9 +86,11 @@ def _train(file: 'pathlib.Path', asked: 'Scaling', directory: 'pathlib.Path') ->
         directory.mkdir(parents=True, exist_ok=True)
         (directory / 'count.yaml').write_text(resolved_yaml(first))
         done = subprocess.run(
-            [sys.executable, '-c', _COUNT, str(directory / 'count.yaml')], capture_output=True, text=True,
+            [sys.executable, '-c', _COUNT, str(directory / 'count.yaml')],
+            capture_output=True,
+            text=True,
             env=os.environ | {'JAX_PLATFORMS': 'cpu'},
-        )  # fmt: skip
+        )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ['no output'])[-5:]
             raise UserError(f'{file}: the parameters of sizes[{number}] cannot be counted:\n' + '\n'.join(last))

@@ -17,10 +17,11 @@ def watch(
     terminal: bool = option('Show the runs in the terminal; in a pipe, print lines.', default=False),
     host: str = option('Address to listen on; others than 127.0.0.1 need --api-key-file.', default='127.0.0.1'),
     port: int = option('Port to listen on; 0: any free port.', default=8100, min=0, max=65535),
-    api_key_file: pathlib.Path | None = option('File with API keys, one on each line. The page asks for a key.',
-    metavar='FILE'),
+    api_key_file: pathlib.Path | None = option(
+        'File with API keys, one on each line. The page asks for a key.', metavar='FILE'
+    ),
     insecure: bool = option('Let anyone who reaches --host watch.', default=False),
-) -> None:  # fmt: skip
+) -> None:
     from pretrax.view.live.runs import Places
 
     if terminal:

@@ -23,8 +23,13 @@ def own_name(context: Context) -> Iterator[Finding]:
 def cores(context: Context) -> Iterator[Finding]:
     """Cores that the process may use: a job that was given fewer on one node feeds its devices more slowly."""
     usable, idle = usable_cores(), f'{cpu_name()}'
-    yield Finding('cores', f'{usable} x {idle}', same=f'{usable} x {idle}', differs='warning',
-                  fix='give all nodes the same: --cpus-per-task, taskset, limits of the container')  # fmt: skip
+    yield Finding(
+        'cores',
+        f'{usable} x {idle}',
+        same=f'{usable} x {idle}',
+        differs='warning',
+        fix='give all nodes the same: --cpus-per-task, taskset, limits of the container',
+    )
 
 
 def governor(context: Context) -> Iterator[Finding]:

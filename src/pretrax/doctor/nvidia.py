@@ -16,10 +16,20 @@ from pretrax.doctor.findings import Finding, failure, warning
 _SECONDS = 30  # a GPU that has failed makes nvidia-smi hang
 _MIB = 2**20
 _FIELDS = (
-    'index', 'name', 'driver_version', 'memory.used', 'memory.total', 'persistence_mode',
-    'ecc.errors.uncorrected.volatile.total', 'retired_pages.pending', 'clocks.max.sm', 'clocks.applications.graphics',
-    'clocks.max.graphics', 'temperature.gpu', 'mig.mode.current',
-)  # fmt: skip
+    'index',
+    'name',
+    'driver_version',
+    'memory.used',
+    'memory.total',
+    'persistence_mode',
+    'ecc.errors.uncorrected.volatile.total',
+    'retired_pages.pending',
+    'clocks.max.sm',
+    'clocks.applications.graphics',
+    'clocks.max.graphics',
+    'temperature.gpu',
+    'mig.mode.current',
+)
 _SLOWDOWNS = ('hw_slowdown', 'hw_thermal_slowdown', 'sw_thermal_slowdown', 'hw_power_brake_slowdown')
 _REMAPPED = ('gpu_bus_id', 'remapped_rows.pending', 'remapped_rows.failure')
 # Xid errors after which a GPU has to be reset or replaced; others (13, 31, 43, 45) are those of a program.

@@ -60,9 +60,15 @@ class Bench:
     """
 
     def __init__(
-        self, sweep: Sweep, rows: list[Row], directory: pathlib.Path, hardware: dict[str, Any], command: Sequence[str],
-        say: Report = print, only: int | None = None,
-    ):  # fmt: skip
+        self,
+        sweep: Sweep,
+        rows: list[Row],
+        directory: pathlib.Path,
+        hardware: dict[str, Any],
+        command: Sequence[str],
+        say: Report = print,
+        only: int | None = None,
+    ):
         if only is not None and not 1 <= only <= len(rows):
             raise UserError(f'row {only} does not exist: the sweep has the rows 1 to {len(rows)}')
         self._sweep, self._rows, self._say, self._only = sweep, rows, say, only
@@ -111,8 +117,10 @@ class Bench:
         for place in places.values():
             place.mkdir(exist_ok=True)
         config, output, result = (
-            places['configs'] / f'{key}.yaml', places['output'] / f'{key}.txt', places['running'] / f'{key}.json',
-        )  # fmt: skip
+            places['configs'] / f'{key}.yaml',
+            places['output'] / f'{key}.txt',
+            places['running'] / f'{key}.json',
+        )
         config.write_text(resolved_yaml(row.config))
         result.unlink(missing_ok=True)
         arguments = [str(config), str(result), str(self._sweep.steps), str(self._sweep.warmup)]

@@ -21,9 +21,12 @@ class Slots:
     """
 
     def __init__(
-        self, count: int, fits: Callable[[int], bool], clock: Callable[[], float] = time.monotonic,
+        self,
+        count: int,
+        fits: Callable[[int], bool],
+        clock: Callable[[], float] = time.monotonic,
         ready: Callable[[Collection[int]], Collection[int]] | None = None,
-    ):  # fmt: skip
+    ):
         self.used = list(range(count))
         self._all, self._fits, self._clock, self._ready = list(self.used), fits, clock, ready
         self._larger = list(self.used)  # what to try next

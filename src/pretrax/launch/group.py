@@ -61,9 +61,11 @@ def identity(number: int, hosts: Sequence[str], address: str) -> dict[str, str]:
     """
     where = {process_hosts.VARIABLE: ','.join(hosts)} if any(hosts) else {}
     return {
-        'JAX_COORDINATOR_ADDRESS': address, 'JAX_NUM_PROCESSES': str(len(hosts)), 'JAX_PROCESS_ID': str(number),
+        'JAX_COORDINATOR_ADDRESS': address,
+        'JAX_NUM_PROCESSES': str(len(hosts)),
+        'JAX_PROCESS_ID': str(number),
         **where,
-    }  # fmt: skip
+    }
 
 
 def output_file(run_dir: Path, number: int) -> Path:

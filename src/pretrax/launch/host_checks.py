@@ -34,9 +34,13 @@ class _Conversation:
         self.host, self._ssh = host, ssh
         line = ssh.python_line(['-m', 'pretrax.doctor.host_facts', json.dumps(request)])
         self._process = subprocess.Popen(
-            ssh.command(host, line), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            ssh.command(host, line),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             start_new_session=True,
-        )  # fmt: skip
+        )
         self._timer = threading.Timer(_SECONDS, self._process.kill)
         self._timer.daemon = True
         self._timer.start()

@@ -49,9 +49,15 @@ class LocalLaunch(Supervisor):
     """
 
     def __init__(
-        self, config: RunConfig, command: Sequence[str], options: RestartOptions, *, processes: int, devices: int,
+        self,
+        config: RunConfig,
+        command: Sequence[str],
+        options: RestartOptions,
+        *,
+        processes: int,
+        devices: int,
         say: Report = print,
-    ):  # fmt: skip
+    ):
         directory = working_directory(config.run_dir)
 
         def start(slots: Sequence[int], attempt: str) -> Group:

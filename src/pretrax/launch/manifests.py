@@ -28,9 +28,12 @@ _DIRECTORY = '/etc/pretrax'
 # TPU versions -> the label of their nodes in GKE. Source:
 # docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 TPU_NODES = {
-    'v4': 'tpu-v4-podslice', 'v5e': 'tpu-v5-lite-podslice', 'v5p': 'tpu-v5p-slice', 'v6e': 'tpu-v6e-slice',
+    'v4': 'tpu-v4-podslice',
+    'v5e': 'tpu-v5-lite-podslice',
+    'v5p': 'tpu-v5p-slice',
+    'v6e': 'tpu-v6e-slice',
     'tpu7x': 'tpu7x',
-}  # fmt: skip
+}
 
 type Manifest = dict[str, Any]
 

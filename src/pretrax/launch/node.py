@@ -49,9 +49,15 @@ class Node:
     """
 
     def __init__(
-        self, config: RunConfig, *, attempt: str, controlled: bool, until_done: bool = False,
-        waiting: list[int] | None = None, say: Report = print,
-    ):  # fmt: skip
+        self,
+        config: RunConfig,
+        *,
+        attempt: str,
+        controlled: bool,
+        until_done: bool = False,
+        waiting: list[int] | None = None,
+        say: Report = print,
+    ):
         self._config, self._attempt, self._say = config, attempt, say
         self._number = process_number(os.environ)
         self._directory = working_directory(config.run_dir, self._number)

@@ -51,11 +51,12 @@ class Cluster:
         needs = ', '.join(f'{name} {amount:g}' for name, amount in self.bundle.items() if amount)
         nodes = sorted(
             ', '.join(
-                f'{name} {amount:g}' for name, amount in sorted(node['Resources'].items())
+                f'{name} {amount:g}'
+                for name, amount in sorted(node['Resources'].items())
                 if ':' not in name and name not in ('memory', 'object_store_memory')
             )
             for node in self.nodes()
-        )  # fmt: skip
+        )
         different = [f'  {nodes.count(text)} x {text or "nothing"}' for text in dict.fromkeys(nodes)]
         raise UserError(
             '\n'.join(
@@ -97,11 +98,18 @@ class Cluster:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         others = {name: amount for name, amount in self.bundle.items() if name not in ('CPU', 'GPU')}
-        return self.ray.remote(kind).options(
-            num_cpus=self.bundle.get('CPU', 0), num_gpus=self.bundle.get('GPU', 0), resources=others,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(place.group, number), max_restarts=0,
-            max_concurrency=8,
-        ).remote()  # fmt: skip
+        return (
+            self.ray.remote(kind)
+            .options(
+                num_cpus=self.bundle.get('CPU', 0),
+                num_gpus=self.bundle.get('GPU', 0),
+                resources=others,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(place.group, number),
+                max_restarts=0,
+                max_concurrency=8,
+            )
+            .remote()
+        )
 
     def is_alive(self, node: str) -> bool:
         """Whether a node still runs tasks. It takes a moment."""

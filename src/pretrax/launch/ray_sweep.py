@@ -14,9 +14,15 @@ _TAIL = 10  # lines shown of a row that fails
 
 
 def run_rows(
-    cluster: Cluster, arguments: Sequence[str], rows: int, *, directory: str, environment: Mapping[str, str],
-    at_once: int | None, say: Report,
-) -> bool:  # fmt: skip
+    cluster: Cluster,
+    arguments: Sequence[str],
+    rows: int,
+    *,
+    directory: str,
+    environment: Mapping[str, str],
+    at_once: int | None,
+    say: Report,
+) -> bool:
     """Runs all rows of a sweep, and reports each one. Returns whether none has failed.
 
     Args:
@@ -48,10 +54,16 @@ def run_rows(
 def run_row(arguments: Sequence[str], directory: str, environment: Mapping[str, str]) -> tuple[int, list[str]]:
     """Runs `pretrax bench` to its end. Returns its exit code and its last lines."""
     done = subprocess.run(
-        [sys.executable, '-m', 'pretrax', 'bench', *arguments], cwd=directory, env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace',
+        [sys.executable, '-m', 'pretrax', 'bench', *arguments],
+        cwd=directory,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors='replace',
         preexec_fn=end_with_parent,
-    )  # fmt: skip
+    )
     return done.returncode, done.stdout.splitlines()[-_TAIL:]
 
 

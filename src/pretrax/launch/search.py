@@ -146,9 +146,12 @@ class Searcher:
         backend = optuna.storages.journal.JournalFileBackend(str(journal), lock_obj=_NoLock())  # type: ignore[arg-type]
         try:
             study = optuna.create_study(
-                storage=optuna.storages.JournalStorage(backend), study_name='search', direction='minimize',
-                pruner=self._pruner(), load_if_exists=True,
-            )  # fmt: skip
+                storage=optuna.storages.JournalStorage(backend),
+                study_name='search',
+                direction='minimize',
+                pruner=self._pruner(),
+                load_if_exists=True,
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f'{journal} is not the journal of a search: {error}\ngive another --out') from error
         known = study.user_attrs.get('search')

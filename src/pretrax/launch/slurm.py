@@ -19,9 +19,21 @@ from pretrax.storage import AnyPath, BucketPath
 
 # States of a job that runs, waits to run, or is being requeued.
 _UNFINISHED = {
-    'PENDING', 'CONFIGURING', 'RUNNING', 'SUSPENDED', 'STOPPED', 'RESIZING', 'SIGNALING', 'COMPLETING', 'STAGE_OUT',
-    'REQUEUED', 'REQUEUE_FED', 'REQUEUE_HOLD', 'SPECIAL_EXIT', 'RESV_DEL_HOLD',
-}  # fmt: skip
+    'PENDING',
+    'CONFIGURING',
+    'RUNNING',
+    'SUSPENDED',
+    'STOPPED',
+    'RESIZING',
+    'SIGNALING',
+    'COMPLETING',
+    'STAGE_OUT',
+    'REQUEUED',
+    'REQUEUE_FED',
+    'REQUEUE_HOLD',
+    'SPECIAL_EXIT',
+    'RESV_DEL_HOLD',
+}
 
 # `sbatch --test-only` says this of what no node has, and also while nodes are down. `sbatch` accepts a job that waits
 # for them.

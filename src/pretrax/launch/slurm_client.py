@@ -103,9 +103,15 @@ def _partition(name: str, up: str, limit: str, size: str, nodes: str, cpus: str,
     most = size.rpartition('-')[2]
     gpus = sum(int(count) for count in re.findall(r'gpu(?::[^:,(]+)?:(\d+)', gres))
     return Partition(
-        name.rstrip('*'), name.endswith('*'), up == 'up', _minutes(limit), int(most) if most.isdecimal() else None,
-        int(nodes), int(cpus.rstrip('+')), gpus,
-    )  # fmt: skip
+        name.rstrip('*'),
+        name.endswith('*'),
+        up == 'up',
+        _minutes(limit),
+        int(most) if most.isdecimal() else None,
+        int(nodes),
+        int(cpus.rstrip('+')),
+        gpus,
+    )
 
 
 def _minutes(limit: str) -> int | None:

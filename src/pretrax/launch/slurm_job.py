@@ -49,9 +49,12 @@ class SlurmJob:
     """
 
     def __init__(
-        self, environment: Mapping[str, str], container: str | None = None, gpus_per_node: int | None = None,
+        self,
+        environment: Mapping[str, str],
+        container: str | None = None,
+        gpus_per_node: int | None = None,
         mounts: Sequence[Path] = (),
-    ):  # fmt: skip
+    ):
         if 'SLURM_JOB_ID' not in environment or 'SLURM_JOB_NODELIST' not in environment:
             raise UserError(
                 'this is not inside a Slurm job: SLURM_JOB_ID and SLURM_JOB_NODELIST are not set\n'
@@ -71,20 +74,27 @@ class SlurmJob:
         self._starts += 1
         processes = [
             RemoteProcess(
-                node, [*self.srun(node), *self._in_container(), *command],
+                node,
+                [*self.srun(node), *self._in_container(), *command],
                 os.environ | identity(number, nodes, f'{nodes[0]}:{port}'),
             )
             for number, node in enumerate(nodes)
-        ]  # fmt: skip
+        ]
         return SlurmGroup(processes, directory, self.gone)
 
     def srun(self, node: str) -> list[str]:
         """The command that runs another one on a node of the job, with all that the job has there."""
         gpus = [f'--gpus-per-node={self._gpus}'] if self._gpus else []
         return [
-            'srun', '--overlap', '--export=ALL', '--nodes=1', '--ntasks=1', f'--nodelist={node}', '--cpu-bind=none',
+            'srun',
+            '--overlap',
+            '--export=ALL',
+            '--nodes=1',
+            '--ntasks=1',
+            f'--nodelist={node}',
+            '--cpu-bind=none',
             *gpus,
-        ]  # fmt: skip
+        ]
 
     def watch(self, node: str) -> None:
         """Starts a step on a node that requeues the job if it loses the first node, unless that step runs."""
@@ -167,9 +177,14 @@ class SlurmGroup(RemoteGroup):
 
 
 def supervise(
-    config: RunConfig, job: SlurmJob, command: Callable[[str], Sequence[str]], options: RestartOptions, *,
-    devices_per_node: int, say: Report,
-) -> int:  # fmt: skip
+    config: RunConfig,
+    job: SlurmJob,
+    command: Callable[[str], Sequence[str]],
+    options: RestartOptions,
+    *,
+    devices_per_node: int,
+    say: Report,
+) -> int:
     """Trains on the nodes of a job. Returns its exit code; 75: requeue the job.
 
     Args:
@@ -198,9 +213,7 @@ def supervise(
     def at_end(code: int) -> None:
         note(directory, RELEASED, job=job.number, code=code, preempted=code == TRY_AGAIN and job.is_preempted())
 
-    supervisor = Supervisor(
-        config, start, slots, dataclasses.replace(options, requeued=True), at_end=at_end, say=say,
-    )  # fmt: skip
+    supervisor = Supervisor(config, start, slots, dataclasses.replace(options, requeued=True), at_end=at_end, say=say)
     try:
         code = supervisor.run()
     finally:

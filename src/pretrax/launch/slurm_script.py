@@ -16,9 +16,14 @@ _SPARE = 30  # seconds of these for what follows the end of the processes
 
 
 def run_script(
-    name: str, resources: Resources, command: Sequence[str], *, directory: pathlib.Path, output: pathlib.Path,
-    elastic: bool
-) -> str:  # fmt: skip
+    name: str,
+    resources: Resources,
+    command: Sequence[str],
+    *,
+    directory: pathlib.Path,
+    output: pathlib.Path,
+    elastic: bool,
+) -> str:
     """The script of a run.
 
     Args:
@@ -41,9 +46,14 @@ def run_script(
 
 
 def rows_script(
-    name: str, resources: Resources, command: Sequence[str], *, directory: pathlib.Path, output: pathlib.Path,
-    array: str
-) -> str:  # fmt: skip
+    name: str,
+    resources: Resources,
+    command: Sequence[str],
+    *,
+    directory: pathlib.Path,
+    output: pathlib.Path,
+    array: str,
+) -> str:
     """The script of an array of jobs, one for each row of a sweep.
 
     Args:

@@ -299,9 +299,10 @@ class SshGroup(RemoteGroup):
         """The processes whose hosts do not answer."""
         ended = super().codes()
         doubtful = {
-            host: number for number, host in enumerate(self._hosts)
+            host: number
+            for number, host in enumerate(self._hosts)
             if host in self._missing or ended.get(number) in (None, LOST, -signal.SIGKILL)
-        }  # fmt: skip
+        }
         self._lost |= set(doubtful) - Probe(self._ssh, doubtful).answers()
         return [number for host, number in doubtful.items() if host in self._lost]
 

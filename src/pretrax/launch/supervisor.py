@@ -47,9 +47,15 @@ class Supervisor:
     """
 
     def __init__(
-        self, config: RunConfig, start: Start, slots: Slots, options: RestartOptions, *,
-        at_end: Callable[[int], None] = lambda code: None, say: Report = print,
-    ):  # fmt: skip
+        self,
+        config: RunConfig,
+        start: Start,
+        slots: Slots,
+        options: RestartOptions,
+        *,
+        at_end: Callable[[int], None] = lambda code: None,
+        say: Report = print,
+    ):
         self._config, self._start, self._slots, self._say = config, start, slots, say
         self._at_end = at_end
         self._directory = working_directory(config.run_dir)

@@ -99,7 +99,7 @@ def is_sweep(text: str) -> bool:
 
 def _row(
     path: AnyPath, base: AnyPath, number: int, shared: dict[str, Any], own: dict[str, Any], run_dir: pathlib.Path
-) -> Row:  # fmt: skip
+) -> Row:
     values = shared | own
     devices = values.pop(DEVICES, None)
     if devices is not None and (type(devices) is not int or devices < 1):

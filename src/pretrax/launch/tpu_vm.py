@@ -27,9 +27,12 @@ from pretrax.storage import AnyPath, BucketPath
 
 # TPU versions -> software of the VMs. Source: docs.cloud.google.com/tpu/docs/runtimes
 RUNTIMES = {
-    'v4': 'tpu-ubuntu2204-base', 'v5e': 'v2-alpha-tpuv5-lite', 'v5p': 'v2-alpha-tpuv5', 'v6e': 'v2-alpha-tpuv6e',
+    'v4': 'tpu-ubuntu2204-base',
+    'v5e': 'v2-alpha-tpuv5-lite',
+    'v5p': 'v2-alpha-tpuv5',
+    'v6e': 'v2-alpha-tpuv6e',
     'tpu7x': 'v2-alpha-tpu7-ubuntu2404',
-}  # fmt: skip
+}
 LARGEST = 256 * 1024  # bytes of one value of metadata
 _STATE = '/var/lib/pretrax'  # on each VM
 _LOST = ('SUSPENDING', 'SUSPENDED')  # taken back: spot slices, or the end of a reservation
@@ -122,9 +125,12 @@ def create_command(slices: Slices, script: str) -> list[str]:
     return [
         *_resource('create', slices.name, slices.zone, slices.project),
         *(several if slices.slices > 1 else ['--node-id', slices.name]),
-        f'--accelerator-type={slices.accelerator}', f'--runtime-version={slices.runtime}',
-        f'--metadata-from-file=startup-script={script}', '--labels=managed-by=pretrax', *optional,
-    ]  # fmt: skip
+        f'--accelerator-type={slices.accelerator}',
+        f'--runtime-version={slices.runtime}',
+        f'--metadata-from-file=startup-script={script}',
+        '--labels=managed-by=pretrax',
+        *optional,
+    ]
 
 
 def describe_command(slices: Slices) -> list[str]:

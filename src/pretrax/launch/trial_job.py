@@ -60,9 +60,7 @@ class TrialJob:
             if self._request.returncode == DONE:
                 self._asked = self._asking
             self._request = None
-        attempt = record.job if record else '', sum(
-            event['event'] == 'began' for event in read_attempts(self._run_dir)
-        )  # fmt: skip
+        attempt = record.job if record else '', sum(event['event'] == 'began' for event in read_attempts(self._run_dir))
         if record is None or attempt == self._asked:
             return
         self._asking = attempt

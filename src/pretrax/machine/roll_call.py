@@ -43,9 +43,15 @@ class RollCall:
     """
 
     def __init__(
-        self, coordinator: str, index: int, count: int, seconds: float, hosts: Mapping[int, str] | None = None,
-        needs_all: bool = False, say: Report = lambda line: None,
-    ):  # fmt: skip
+        self,
+        coordinator: str,
+        index: int,
+        count: int,
+        seconds: float,
+        hosts: Mapping[int, str] | None = None,
+        needs_all: bool = False,
+        say: Report = lambda line: None,
+    ):
         self.index, self.count, self.seconds = index, count, seconds
         self.lost: dict[int, str] = {}  # why a process is missing, by its index
         self._coordinator, self._hosts, self._needs_all, self._say = coordinator, hosts or {}, needs_all, say

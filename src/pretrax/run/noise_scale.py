@@ -35,9 +35,15 @@ class NoiseScale:
             )
         self._length = run.size.sequence_length
         self._program = LoggedProgram(
-            run, every, 'the noise scale', 'log.noise_scale', lambda: make_noise(run.recipe), lambda _: (), clock,
-            report
-        )  # fmt: skip
+            run,
+            every,
+            'the noise scale',
+            'log.noise_scale',
+            lambda: make_noise(run.recipe),
+            lambda _: (),
+            clock,
+            report,
+        )
         self.rewind(description)
 
     def compute(self, number: int, index: int, state: TrainState, batch: Batch) -> None:

@@ -189,6 +189,10 @@ class Run:
         return self.teaching.load(self, report) if self.teaching else None
 
 
+# What `Run` takes over from the configuration.
+_SECTIONS = ('name', 'run_dir', 'steps', 'init_from', 'log', 'eval', 'sample', 'checkpoint', 'faults', 'compiler')
+
+
 def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | None = None) -> Run:
     """Prepares a run, and its data if it is not prepared yet, which may take a while.
 
@@ -216,6 +220,7 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     if teaching is not None:
         teaching.open_files(config.batch, getattr(config.model.options, 'vocab_size', None), source)
     written, shown = written_values(config), shown_prompts(config.sample.prompts, config.references)
+    sections: dict[str, Any] = {name: getattr(config, name) for name in _SECTIONS}
 
     def prepare_size(size: BatchSize) -> Run:
         micro_batches = sequences_per_device(size, mesh.shape) // micro_batch_size(size, mesh.shape)
@@ -226,13 +231,22 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
         flops = training_flops(model, size.sequence_length)
         utilization = choose_utilization(mesh, compute, flops, config.log.peak_tflops)
         return Run(
-            config=config, written=written, shown_prompts=shown, name=config.name, run_dir=config.run_dir,
-            steps=config.steps,
-            init_from=config.init_from, sizes=config.batch, log=config.log, eval=config.eval, sample=config.sample,
-            checkpoint=config.checkpoint, faults=config.faults, compiler=config.compiler, size=size, mesh=mesh,
+            **sections,
+            config=config,
+            written=written,
+            shown_prompts=shown,
+            sizes=config.batch,
+            size=size,
+            mesh=mesh,
             source=source,
-            recipe=recipe, like=like, compute=compute, flops=flops, mfu=utilization, startup=[], teaching=teaching,
-        )  # fmt: skip
+            recipe=recipe,
+            like=like,
+            compute=compute,
+            flops=flops,
+            mfu=utilization,
+            startup=[],
+            teaching=teaching,
+        )
 
     *smaller, run = map(prepare_size, config.batch.sizes.values())
     memory = memory_of_run(run)

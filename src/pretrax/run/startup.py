@@ -11,9 +11,19 @@ from pretrax.errors import Report
 
 FILE = 'startup.txt'
 ESSENTIAL = {
-    'text', 'data', 'tokens', 'mixture', 'devices', 'mesh', 'batch', 'model', 'compute', 'memory', 'mfu',
+    'text',
+    'data',
+    'tokens',
+    'mixture',
+    'devices',
+    'mesh',
+    'batch',
+    'model',
+    'compute',
+    'memory',
+    'mfu',
     'compiler options',
-}  # fmt: skip
+}
 
 
 class StartupLine(NamedTuple):

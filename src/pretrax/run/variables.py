@@ -61,11 +61,18 @@ _CHANGING = {
 _MORE = frozenset(
     f'JAX_{name}'
     for name in (
-        'COORDINATOR_ADDRESS', 'COORDINATOR_BIND_ADDRESS', 'COORDINATOR_PORT', 'NUM_PROCESSES', 'PROCESS_ID',
+        'COORDINATOR_ADDRESS',
+        'COORDINATOR_BIND_ADDRESS',
+        'COORDINATOR_PORT',
+        'NUM_PROCESSES',
+        'PROCESS_ID',
         'LOCAL_DEVICE_IDS',
-        'FORCE_TPU_INIT', 'PARTITION_INDEX', 'SLICE_INDEX', 'EXPORT_IGNORE_FORWARD_COMPATIBILIY',
+        'FORCE_TPU_INIT',
+        'PARTITION_INDEX',
+        'SLICE_INDEX',
+        'EXPORT_IGNORE_FORWARD_COMPATIBILIY',
     )
-)  # fmt: skip
+)
 # Flags of XLA that trade exactness for speed, or the other way round.
 _INEXACT = re.compile(r'--\w*(fast_m|excess_precision|precision|bf16|f16|f8|tf32|determini|nans|infs|reassoc)\w*')
 

@@ -33,9 +33,12 @@ def node(options: Options) -> int:
 
     loaded = options.load()  # a mistake is reported before anything starts
     here = Node(
-        loaded, attempt=options.attempt or attempt_label(), controlled=options.controlled,
-        until_done=options.until_done, waiting=waiting,
+        loaded,
+        attempt=options.attempt or attempt_label(),
+        controlled=options.controlled,
+        until_done=options.until_done,
+        waiting=waiting,
         say=functools.partial(print, file=sys.stderr, flush=True),
-    )  # fmt: skip
+    )
     command = pretrax_command('train', *options.words, *options.flags('allow_changes', 'verbose'))
     return here.run(command, pretrax_command('doctor', *options.words) if options.check else None)
