@@ -174,7 +174,7 @@ TESTED_BY = {
     'launch/test_manifests.py': 'launch/options launch/shipped',
     'launch/test_tpu_vm.py': 'cli/launch/tpu_vm',
     'launch/test_node.py': 'launch/crash launch/signals cli/launch/node',
-    'launch/test_record.py': 'cli/launch/logs cli/launch/status cli/launch/stop launch/engine '
+    'launch/test_record.py': 'cli/launch/logs cli/launch/status cli/launch/stop launch/engine launch/registry '
     'launch/foreground',
     'model/test_attention.py': 'model/softcap model/xla_cpu',
     'model/test_eight_bits.py': 'model/numerics',

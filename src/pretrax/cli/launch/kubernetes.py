@@ -22,8 +22,8 @@ class Options(Configuration):
 def kubernetes(options: Options) -> None:
     from pretrax.launch import kubernetes as engine
     from pretrax.launch.crash import attempt_label
-    from pretrax.launch.engine import refuse_if_running
     from pretrax.launch.manifests import Pods, as_yaml, check_quantity, manifests, object_name
+    from pretrax.launch.registry import refuse_if_running
     from pretrax.launch.shipped import check_variables, keep_record, record_directory, shipped
     from pretrax.launch.sizes import check_request
 

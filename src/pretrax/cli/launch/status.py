@@ -8,8 +8,8 @@ def status(
     run: LaunchedRun,
 ) -> None:
     from pretrax.launch.crash import newest_reports
-    from pretrax.launch.engine import engine_of
     from pretrax.launch.record import read_record, run_named
+    from pretrax.launch.registry import engine_of
     from pretrax.view.run_list import list_runs, rows_of
     from pretrax.view.tables import text_table
 

@@ -6,8 +6,8 @@ from pretrax.cli._arguments import LaunchedRun
 def stop(
     run: LaunchedRun,
 ) -> None:
-    from pretrax.launch.engine import engine_of
     from pretrax.launch.record import read_record, run_named
+    from pretrax.launch.registry import engine_of
 
     record = read_record(run_named(run))
     print(engine_of(record).stop(record))
