@@ -15,8 +15,8 @@ import tokenizers
 
 from goldens.golden import HERE
 from goldens.make_text_bounds import PAIRS, ROLLING, ask, write_model
-from pretrax.weights.evaluated import Reading, models_at
 from pretrax.evaluate.harness import HarnessModel
+from pretrax.weights.evaluated import Reading, models_at
 from pretrax.weights.imported import import_checkpoint
 
 GOLDEN = json.loads((HERE / 'text_bounds.json').read_text())

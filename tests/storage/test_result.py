@@ -11,7 +11,6 @@ import pytest
 from checkpoint.test_keep import Memory
 from distill.test_files import DESCRIPTION, batch_of, top_of
 from interleaved import interleavings
-from pretrax.weights.prompt_file import _InBucket
 from pretrax.data.tokens.flat_tokens import TokenizerIdentity, splits
 from pretrax.data.tokens.flat_tokens_check import verify
 from pretrax.data.tokens.flat_tokens_writer import create as create_tokens
@@ -22,6 +21,7 @@ from pretrax.storage import BucketPath
 from pretrax.storage.index import Guard
 from pretrax.storage.lease import held_for
 from pretrax.storage.staging import written_directory
+from pretrax.weights.prompt_file import _InBucket
 
 IDENTITY = TokenizerIdentity(sha256=None, vocab_size=9, end_of_text=None)
 DOCUMENTS = {'first': [[1, 2, 3], [4]], 'second': [[5, 6]]}
