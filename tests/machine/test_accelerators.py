@@ -3,7 +3,7 @@
 import pytest
 
 from pretrax.machine import accelerators
-from pretrax.machine.accelerators import idle_plugins, skip_absent_accelerators
+from pretrax.machine.accelerators import idle_plugins, reserve_gpu_memory, skip_absent_accelerators
 
 
 @pytest.fixture
@@ -68,3 +68,13 @@ def test_the_users_choice_and_unknown_plugins_stay(machine):
     assert platforms('tpu') == 'tpu'
     machine('libtpu', entry_points=['jax_plugins.another_maker'])
     assert platforms() is None
+
+
+@pytest.mark.parametrize('name', ['XLA_PYTHON_CLIENT_MEM_FRACTION', 'XLA_CLIENT_MEM_FRACTION'])
+def test_the_share_of_memory_that_the_user_has_set_stays(name):
+    variables = {name: '0.5'}
+    reserve_gpu_memory(variables)
+    assert variables == {name: '0.5'}
+    variables = {}
+    reserve_gpu_memory(variables)
+    assert variables == {'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.92'}

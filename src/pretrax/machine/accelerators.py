@@ -48,6 +48,15 @@ def skip_absent_accelerators(variables: MutableMapping[str, str] = os.environ) -
         jax.config.update('jax_platforms', platforms)
 
 
+def reserve_gpu_memory(variables: MutableMapping[str, str] = os.environ) -> None:
+    """Lets JAX use 92 % of a GPU's memory instead of its default of 75 %. The user's own setting stays.
+
+    The rest is for CUDA, cuDNN and NCCL. Call it before JAX starts its backends.
+    """
+    if not {'XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION'} & variables.keys():
+        variables['XLA_PYTHON_CLIENT_MEM_FRACTION'] = '0.92'
+
+
 def gpu_files() -> list[str]:
     """The device files of the NVIDIA GPUs of this machine or container, one for each."""
     return glob.glob('/dev/nvidia[0-9]*')

@@ -18,7 +18,7 @@ from pretrax.config.batch import check_batch, common_sequences
 from pretrax.config.schema import Batch
 from pretrax.errors import UserError, first_line
 from pretrax.machine import process_memory
-from pretrax.machine.accelerators import idle_plugins, skip_absent_accelerators
+from pretrax.machine.accelerators import idle_plugins, reserve_gpu_memory, skip_absent_accelerators
 from pretrax.machine.cores import cpu_flags, total_memory, usable_cores
 from pretrax.model.axes import AXES
 from pretrax.run.placement import n_slices, place
@@ -45,6 +45,7 @@ def choose_mesh(section: MeshSection, batch: Batch, absent: Sequence[Any] | None
         UserError: `mesh:` does not fit the devices, or the batch cannot be sharded over the mesh.
     """
     simulated = simulate_cpus(section, common_sequences(batch)) if absent is None else ''
+    reserve_gpu_memory()
     devices = list(absent or available_devices())
     platform = devices[0].platform
     sizes = resolve_mesh(section, len(devices), platform, n_slices(devices))
