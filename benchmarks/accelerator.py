@@ -29,13 +29,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch_environment import BenchmarkError, has_torch
-
-from machine import QUIET, busy
-
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / 'src'))  # pretrax need not be installed
 
+from torch_environment import BenchmarkError, has_torch  # noqa: E402
+
+from machine import QUIET, busy  # noqa: E402
 from pretrax.scale.devices import lookup  # noqa: E402
 from pretrax.scale.flops import FORMULA_VERSION, Flops, count_flops  # noqa: E402
 
