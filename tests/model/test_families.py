@@ -91,6 +91,7 @@ def test_sizes_left_out_follow_from_the_others():
 
 
 SIZES = {'n_layers': 1, 'd_model': 32, 'n_heads': 4}
+GLOBAL = SIZES | {'n_layers': 2, 'window': 4, 'global_every': 2, 'attention.global_d_head': 16}
 
 
 @pytest.mark.parametrize('d_head', [2, 6, 14, 80, 96, 98, 128, 254])
@@ -126,6 +127,12 @@ def test_a_window_of_zero_turns_off_the_windows_of_a_family(family):
         (SIZES | {'n_heads': 5}, 'd_model = 32 is not divisible by model.attention.n_heads = 5'),
         (SIZES | {'n_kv_heads': 3}, 'model.attention.n_heads = 4 is not divisible by model.attention.n_kv_heads = 3'),
         (SIZES | {'d_head': 7}, 'model.attention.d_head = 7 is odd'),
+        (
+            SIZES | {'attention.global_d_head': 16},
+            'model.attention.global_d_head = 16 applies to layers without a window',
+        ),
+        (GLOBAL | {'attention.global_n_kv_heads': 3}, r'n_heads = 4 is not divisible by .*global_n_kv_heads = 3'),
+        (GLOBAL | {'attention_sinks': True}, 'model.attention.sinks = True does not fit layers without a window'),
         (SIZES | {'rotary_fraction': 0.4}, r'model.rope.fraction = 0.4 rotates 3 of 8 .*\nuse model.rope.fraction=0.5'),
         (SIZES | {'rotary_fraction': 0.1}, r'rotates 0 of 8 .*\nuse model.rope.fraction=0.25'),
         (SIZES | {'norm_bias': True}, 'model.norm.bias = true: rmsnorm has no bias'),
