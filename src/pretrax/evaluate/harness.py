@@ -81,10 +81,10 @@ def evaluate(
         UserError: the data of a task cannot be loaded, or it cannot run on the model.
     """
     try:
+        seeds = dict.fromkeys(('random_seed', 'numpy_random_seed', 'torch_random_seed', 'fewshot_random_seed'), seed)
         found = simple_evaluate(
-            HarnessModel(model), tasks=list(names), limit=limit, task_manager=manager, log_samples=False,
-            random_seed=seed, numpy_random_seed=seed, torch_random_seed=seed, fewshot_random_seed=seed,
-        )  # fmt: skip
+            HarnessModel(model), tasks=list(names), limit=limit, task_manager=manager, log_samples=False, **seeds
+        )
     except UserError:
         raise
     except (OSError, ValueError, KeyError) as error:  # of `datasets`: the data cannot be downloaded or read

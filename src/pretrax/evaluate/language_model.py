@@ -146,17 +146,11 @@ class LanguageModel:
         """The likeliest texts, up to the end of a text or a stop string."""
         if not requests:
             return []
+        how = Sampling(temperature=0)
+        prompts = [tuple(encode_prompt(self.tokenizer, one.context)) for one in requests]
         asked = [
-            Asked(
-                EngineRequest(
-                    prompt=tuple(encode_prompt(self.tokenizer, one.context)),
-                    max_tokens=one.tokens,
-                    sampling=Sampling(temperature=0),
-                    stop_ids=self.end,
-                ),
-                one.stop,
-            )
-            for one in requests
+            Asked(EngineRequest(prompt=prompt, max_tokens=one.tokens, sampling=how, stop_ids=self.end), one.stop)
+            for prompt, one in zip(prompts, requests, strict=True)
         ]
         longest = max(len(one.request.prompt) + one.request.max_tokens for one in asked)
         engine = open_engine(self._model, self._weights, max_length=longest, slots=min(len(asked), _SLOTS))

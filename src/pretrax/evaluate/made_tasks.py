@@ -1,8 +1,9 @@
 """Tasks that need no text: arithmetic, and copying and retrieval in a context of several lengths."""
 
+import functools
 import operator
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pretrax.evaluate.task import Document, Likelihood, Measured, Score, Settings, Task
 
@@ -19,7 +20,8 @@ def arithmetic(settings: Settings) -> list[Document]:
         for _ in range(settings.limit):
             *shots, (question, answer) = (_problem(rng, digits) for _ in range(_SHOTS + 1))
             context = ''.join(f'{asked}{said}\n' for asked, said in shots) + question
-            documents.append(Document((Likelihood(context.rstrip(), f' {answer}\n'),), _accuracy(f'/{digits}_digits')))
+            measure = functools.partial(_accuracy, f'{digits}_digits')
+            documents.append(Document((Likelihood(context.rstrip(), f' {answer}\n'),), measure))
     return documents
 
 
@@ -39,7 +41,8 @@ def copying(settings: Settings) -> list[Document]:
             at = rng.randrange(1, length) if length > 1 else 0
             context = ' '.join(words) + '\n' + ' '.join(words[:at])
             continuation = f' {words[at]}' if at else words[at]
-            documents.append(Document((Likelihood(context, continuation),), _accuracy(f'/{length}'), length))
+            measure = functools.partial(_accuracy, str(length))
+            documents.append(Document((Likelihood(context, continuation),), measure, length))
     return documents
 
 
@@ -54,7 +57,8 @@ def retrieval(settings: Settings) -> list[Document]:
                 words[_word(rng)] = rng.randrange(1000, 10_000)
             asked = rng.choice(list(words))
             context = ''.join(f'{word}: {number}\n' for word, number in words.items()) + f'{asked}:'
-            documents.append(Document((Likelihood(context, f' {words[asked]}'),), _accuracy(f'/{length}'), length))
+            measure = functools.partial(_accuracy, str(length))
+            documents.append(Document((Likelihood(context, f' {words[asked]}'),), measure, length))
     return documents
 
 
@@ -62,11 +66,8 @@ def _word(rng: random.Random) -> str:
     return ''.join(rng.choice('bdfgklmnprstvz') + rng.choice('aeiou') for _ in range(2))
 
 
-def _accuracy(group: str) -> Callable[[Sequence[Score]], Measured]:
-    def measure(answers: Sequence[Score]) -> Measured:
-        return {f'accuracy{group}': (float(answers[0].is_greedy), 1.0)}
-
-    return measure
+def _accuracy(group: str, answers: Sequence[Score]) -> Measured:
+    return {f'accuracy/{group}': (float(answers[0].is_greedy), 1.0)}
 
 
 MADE_TASKS = (

@@ -47,11 +47,7 @@ def run_tasks(model: LanguageModel, tasks: Sequence[Task], settings: Settings, r
 
 
 def run_task(model: LanguageModel, task: Task, settings: Settings, report: Report) -> dict[str, Metric]:
-    """The metrics of a task.
-
-    Raises:
-        UserError: a text is longer than the positions of the model.
-    """
+    """The metrics of a task. Raises UserError if a text is longer than the positions of the model."""
     documents = task.documents(settings)
     if settings.lengths is None:
         documents = _fitting(model, task, documents, report)
@@ -100,24 +96,13 @@ def as_json(by_model: Mapping[str, Results], settings: Settings) -> str:
     """The results as JSON, with all digits and the settings that they depend on."""
 
     def one(results: Results) -> dict[str, Any]:
-        tasks = {
-            name: {
-                metric: {
-                    'value': found.value,
-                    'stderr': None if math.isnan(found.stderr) else found.stderr,
-                    'documents': found.documents,
-                }
-                for metric, found in metrics.items()
-            }
-            for name, metrics in results.metrics.items()
-        }
+        tasks: dict[str, dict[str, Any]] = {}
+        for name, metrics in results.metrics.items():
+            tasks[name] = {}
+            for metric, found in metrics.items():
+                stderr = None if math.isnan(found.stderr) else found.stderr
+                tasks[name][metric] = {'value': found.value, 'stderr': stderr, 'documents': found.documents}
         return {'tasks': tasks, 'failed': results.failed}
 
-    return json.dumps(
-        {
-            'python': platform.python_version(),
-            'settings': dataclasses.asdict(settings),
-            'results': {name: one(results) for name, results in by_model.items()},
-        },
-        indent=2,
-    )
+    found = {'python': platform.python_version(), 'settings': dataclasses.asdict(settings)}
+    return json.dumps(found | {'results': {name: one(results) for name, results in by_model.items()}}, indent=2)

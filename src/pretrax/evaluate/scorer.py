@@ -45,9 +45,8 @@ class Scorer:
     def __init__(self, model: Model, mesh: Any, longest: int, batch_tokens: int = 4096):
         self._batch_tokens, self.longest = batch_tokens, longest
         self._model, self._mesh = model, mesh
-        self._short: Scorer | None = (
-            None  # for texts to which other frequencies apply, as transformers decides for each
-        )
+        # For texts to which other frequencies apply, as transformers decides for each.
+        self._short: Scorer | None = None
         if isinstance(model, Transformer):
             self._mesh = serving_mesh(mesh, model.arch.d_model)
             self._model = _alone(model, longest)
@@ -56,7 +55,9 @@ class Scorer:
                 self._short = Scorer(model, mesh, scaling.original_length, batch_tokens)
         self._shards = along(ROWS, self._mesh.shape)
         self._multiple = math.lcm(_SHORTEST, along('c t', self._mesh.shape))
-        self.program = jax.jit(_make(self._model), out_shardings=NamedSharding(self._mesh, PartitionSpec()))
+        scored = self._model
+        scores = _whole_arrays(scored) if isinstance(scored, AutomaticModel) else _per_device(scored)
+        self.program = jax.jit(scores, out_shardings=NamedSharding(self._mesh, PartitionSpec()))
 
     def prepare(self, weights: Any) -> Any:
         """The weights on the mesh of the scorer."""
@@ -139,11 +140,6 @@ def _alone(model: Transformer, longest: int) -> Transformer:
     numerics = Numerics('compute', ({},) * model.arch.n_layers, 'compute')
     own.plan = ExecutionPlan(grouped=model.plan.grouped, numerics=numerics)
     return own
-
-
-def _make(model: Model) -> Any:
-    """weights, tokens i32[B, L], targets i32[B, L] -> `TokenScores` of the targets."""
-    return _whole_arrays(model) if isinstance(model, AutomaticModel) else _per_device(model)
 
 
 def _per_device(model: Model) -> Any:

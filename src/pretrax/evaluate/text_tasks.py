@@ -10,7 +10,7 @@ import re
 import sysconfig
 import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pretrax.errors import UserError
@@ -32,13 +32,12 @@ def bits_per_byte(texts: Sequence[str], name: str, settings: Settings) -> list[D
         start = rng.randrange(max(1, len(text) - _EXCERPT))
         start = text.rfind('\n', 0, start) + 1  # the beginning of a line
         excerpt = text[start : start + _EXCERPT]
-        n_bytes = len(excerpt.encode())
-
-        def measure(answers: Sequence[Score], n_bytes: int = n_bytes) -> Measured:
-            return {'bits_per_byte': (-answers[0].logprob / math.log(2), n_bytes)}
-
-        documents.append(Document((Rolling(excerpt),), measure))
+        documents.append(Document((Rolling(excerpt),), functools.partial(_bits_of, len(excerpt.encode()))))
     return documents
+
+
+def _bits_of(n_bytes: int, answers: Sequence[Score]) -> Measured:
+    return {'bits_per_byte': (-answers[0].logprob / math.log(2), n_bytes)}
 
 
 def cloze(settings: Settings) -> list[Document]:
@@ -49,7 +48,7 @@ def cloze(settings: Settings) -> list[Document]:
         if match and re.search(rf'\b{match[2]}\b', match[1]):
             found.append(match.groups())
     chosen = settings.random('cloze').sample(found, min(settings.limit, len(found)))
-    return [Document((Likelihood(context, f' {word}'),), _accuracy()) for context, word in chosen]
+    return [Document((Likelihood(context, f' {word}'),), _accuracy) for context, word in chosen]
 
 
 def multiple_choice(settings: Settings) -> list[Document]:
@@ -64,9 +63,9 @@ def multiple_choice(settings: Settings) -> list[Document]:
     documents = []
     for topic, context, right in rng.sample(halves, min(settings.limit, len(halves))):
         wrong = rng.sample([half for other, _, half in halves if other != topic], _CHOICES - 1)
-        documents.append(
-            Document(tuple(Likelihood(context, half) for half in (right, *wrong)), _first_of((right, *wrong)))
-        )
+        choices = (right, *wrong)
+        requests = tuple(Likelihood(context, half) for half in choices)
+        documents.append(Document(requests, functools.partial(_first_of, choices)))
     return documents
 
 
@@ -81,7 +80,12 @@ def code_parses(settings: Settings) -> list[Document]:
                     prompts.append(lines.rstrip() + '\n    ')
     prompts = sorted(set(prompts))
     chosen = settings.random('code_parses').sample(prompts, min(settings.limit, len(prompts)))
-    return [Document((Generate(prompt, _WRITTEN, ('\ndef ', '\nclass ')),), _parses(prompt)) for prompt in chosen]
+
+    def measure(prompt: str, answers: Sequence[str]) -> Measured:
+        return {'parses': (float(parses(prompt, answers[0])), 1.0)}
+
+    stops = ('\ndef ', '\nclass ')
+    return [Document((Generate(one, _WRITTEN, stops),), functools.partial(measure, one)) for one in chosen]
 
 
 def parses(prompt: str, answer: str) -> bool:
@@ -99,32 +103,19 @@ def _parsed(text: str) -> ast.Module | None:
         return None
 
 
-def _parses(prompt: str) -> Callable[[Sequence[str]], Measured]:
-    return lambda answers: {'parses': (float(parses(prompt, answers[0])), 1.0)}
-
-
-def _accuracy() -> Callable[[Sequence[Score]], Measured]:
+def _accuracy(answers: Sequence[Score]) -> Measured:
     """Whether the continuation is what the model would write, and its log probability."""
-
-    def measure(answers: Sequence[Score]) -> Measured:
-        return {'accuracy': (float(answers[0].is_greedy), 1.0), 'logprob': (answers[0].logprob, 1.0)}
-
-    return measure
+    return {'accuracy': (float(answers[0].is_greedy), 1.0), 'logprob': (answers[0].logprob, 1.0)}
 
 
-def _first_of(choices: Sequence[str]) -> Callable[[Sequence[Score]], Measured]:
+def _first_of(choices: Sequence[str], answers: Sequence[Score]) -> Measured:
     """Whether the first choice is the likeliest, also per byte: `acc` and `acc_norm` of lm-evaluation-harness."""
-    sizes = [len(choice.encode()) for choice in choices]
-
-    def measure(answers: Sequence[Score]) -> Measured:
-        logprobs = [answer.logprob for answer in answers]
-        by_byte = [logprob / size for logprob, size in zip(logprobs, sizes, strict=True)]
-        return {
-            'accuracy': (float(logprobs.index(max(logprobs)) == 0), 1.0),
-            'accuracy_per_byte': (float(by_byte.index(max(by_byte)) == 0), 1.0),
-        }
-
-    return measure
+    logprobs = [answer.logprob for answer in answers]
+    by_byte = [logprob / len(choice.encode()) for logprob, choice in zip(logprobs, choices, strict=True)]
+    return {
+        'accuracy': (float(logprobs.index(max(logprobs)) == 0), 1.0),
+        'accuracy_per_byte': (float(by_byte.index(max(by_byte)) == 0), 1.0),
+    }
 
 
 def own_texts(given: Sequence[str]) -> dict[str, Task]:
@@ -153,13 +144,16 @@ def own_texts(given: Sequence[str]) -> dict[str, Task]:
 
 
 TEXT_TASKS = (
-    Task('documentation', "bits per byte of Python's language reference", lambda s: bits_per_byte(_documentation(),
-    'documentation', s)),
+    Task(
+        'documentation',
+        "bits per byte of Python's language reference",
+        lambda settings: bits_per_byte(_documentation(), 'documentation', settings),
+    ),
     Task('python', 'bits per byte of Python files', lambda s: bits_per_byte(_python_files(), 'python', s)),
     Task('cloze', 'the last word of a paragraph', cloze),
     Task('multiple_choice', 'how a paragraph goes on, of 4 ways', multiple_choice),
     Task('code_parses', 'written function bodies that parse', code_parses),
-)  # fmt: skip
+)
 
 
 @functools.cache
@@ -192,11 +186,7 @@ def _paragraphs() -> tuple[tuple[int, str], ...]:
     found = {}
     for number, topic in enumerate(_documentation()):
         for block in topic.split('\n\n'):
-            if (
-                not block.startswith((' ', '*', '>'))
-                and block.endswith('.')
-                and '::=' not in block
-                and '====' not in block
-            ):
+            is_prose = not block.startswith((' ', '*', '>')) and block.endswith('.')
+            if is_prose and '::=' not in block and '====' not in block:
                 found.setdefault(' '.join(block.split()), number)
     return tuple((number, text) for text, number in found.items())

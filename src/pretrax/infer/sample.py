@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pretrax.errors import UserError
 from pretrax.infer.answers import encode_prompt
@@ -10,23 +10,11 @@ from pretrax.infer.generate import generate
 from pretrax.infer.text import text_after
 from pretrax.model.base import Model
 
-
-class Choices(Protocol):
-    """How to sample: the `sample:` section of a configuration, or the flags of `pretrax generate`."""
-
-    @property
-    def prompts(self) -> tuple[str, ...]: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def top_k(self) -> int | None: ...
-    @property
-    def top_p(self) -> float | None: ...
+if TYPE_CHECKING:
+    from pretrax.config.schema import Sample
 
 
-def check_can_sample(model: Model, source: Any, choices: Choices | None = None) -> None:
+def check_can_sample(model: Model, source: Any, choices: 'Sample | None' = None) -> None:
     """Raises UserError if a model or its data cannot write text, or not as much as `choices` ask for."""
     if not model.can_generate:
         raise UserError(
@@ -49,14 +37,12 @@ def most_new_tokens(model: Model, tokenizer: Any, prompts: Sequence[str]) -> flo
     return max(model.max_length - max(len(ids) for ids in _encoded(tokenizer, prompts)), 0)
 
 
-def sample(model: Model, weights: Any, tokenizer: Any, choices: Choices, seed: int = 0) -> list[str]:
+def sample(model: Model, weights: Any, tokenizer: Any, choices: 'Sample', seed: int = 0) -> list[str]:
     """Each prompt and its continuation, up to the end of the text."""
     prompts = _encoded(tokenizer, choices.prompts)
     end = () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
-    continued = generate(
-        model, weights, prompts, tokens=choices.tokens, temperature=choices.temperature, top_k=choices.top_k,
-        top_p=choices.top_p, seed=seed, stop_ids=end,
-    )  # fmt: skip
+    how = {name: getattr(choices, name) for name in ('tokens', 'temperature', 'top_k', 'top_p')}
+    continued = generate(model, weights, prompts, **how, seed=seed, stop_ids=end)
     texts = []
     for prompt, ids, more in zip(choices.prompts, prompts, continued, strict=True):
         texts.append(prompt + text_after(tokenizer, ids, [token for token in more if token not in end]))

@@ -28,13 +28,10 @@ def memory_by_owner(state: Any) -> dict[str, int]:
         state: a tuple or dataclass of arrays, or of their shapes and shardings, such as a `TrainState`.
     """
     owners: dict[str, int] = {}
+    kinds = (None, 'device', jax.local_devices()[0].default_memory().kind)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         sharding = getattr(leaf, 'sharding', None)
-        if path and sharding is not None and sharding.memory_kind in (None, 'device', *_default_kinds()):
+        if path and sharding is not None and sharding.memory_kind in kinds:
             owner = str(getattr(path[0], 'name', path[0]))
             owners[owner] = owners.get(owner, 0) + bytes_per_device(leaf)
     return dict(sorted(owners.items(), key=lambda item: -item[1]))
-
-
-def _default_kinds() -> set[str]:
-    return {jax.local_devices()[0].default_memory().kind}

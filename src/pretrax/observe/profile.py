@@ -9,39 +9,29 @@ import json
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pretrax.errors import Report
 from pretrax.observe.device_memory import memory_by_owner, memory_in_use
 from pretrax.observe.slow_steps import SETTLING, Clock, SlowSteps
+
+if TYPE_CHECKING:
+    from pretrax.config.schema import Log
 
 STEPS_FILE = 'steps.json'
 MOST_SLOW, APART = 3, 100  # traces that slow steps may start, and steps from the end of one to the next
 _AFTER_SLOW = 3  # steps that such a trace has, unless `log.profile` says otherwise
 
 
-class Options(Protocol):
-    """The part of the configuration's section `log` that is about traces."""
-
-    @property
-    def profile(self) -> int: ...  # steps to trace after the first ones; 0: none
-    @property
-    def profile_on_slow(self) -> float | None: ...  # a step of this many times the usual time starts a trace
-
-
-class PausableClock(Clock, Protocol):
-    def paused(self, work: str, step: int) -> contextlib.AbstractContextManager[None]: ...  # its time is not a step's
-
-
 class Metrics(Protocol):
     @property
-    def clock(self) -> PausableClock: ...
+    def clock(self) -> Clock: ...
     def read(self) -> None: ...  # waits for the step before the newest one, and measures its time
 
 
 @contextlib.contextmanager
 def profiled[**P, T](
-    step: Callable[P, T], log: Options, directory: pathlib.Path, say: Report, metrics: Metrics
+    step: Callable[P, T], log: 'Log', directory: pathlib.Path, say: Report, metrics: Metrics
 ) -> Iterator[Callable[P, T]]:
     """Traces calls of the step, in process 0: `log.profile` from the fourth on, and some after slow ones.
 

@@ -1,5 +1,6 @@
 """Finds steps that take several times the usual time."""
 
+import contextlib
 import statistics
 from collections import deque
 from typing import Protocol
@@ -15,6 +16,7 @@ class Clock(Protocol):
     interruptions: int  # how often something was done between steps
 
     def productive_seconds(self) -> float: ...
+    def paused(self, work: str, step: int) -> contextlib.AbstractContextManager[None]: ...  # its time is not a step's
 
 
 class SlowSteps:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, field_validator, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from pretrax.infer.request import MAX_BIASED, MAX_LOGPROBS, Pooling
@@ -25,8 +25,20 @@ MAX_STOPS = 16
 MAX_STOP_TOKENS = 8  # besides those that end the answers of the model
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Token = Annotated[int, Field(ge=0)]
-Texts = str | list[str] | list[int] | list[list[int]]
 _LONGEST_ID = 19  # digits of a token
+
+
+def _check_texts(value: Any, check: Any) -> Any:
+    try:
+        checked = check(value)
+    except ValidationError:
+        raise ValueError('expected a string, a list of strings, a list of token ids, or a list of such lists') from None
+    if checked == []:
+        raise ValueError('the list is empty')
+    return checked
+
+
+Texts = Annotated[str | list[str] | list[int] | list[list[int]], WrapValidator(_check_texts)]
 
 
 class _Object(BaseModel):
@@ -126,11 +138,6 @@ class CompletionBody(_Generation, RawText):
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
-    @field_validator('prompt', mode='wrap')
-    @classmethod
-    def _check_prompt(cls, value: Any, check: Any) -> Any:
-        return _check_texts(value, check)
-
 
 class TextPart(_Object):
     neutral = fields.PART
@@ -202,11 +209,6 @@ class EmbeddingBody(RawText):
     normalize: bool | None = None  # extension; None: that of the server
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
-    @field_validator('input', mode='wrap')
-    @classmethod
-    def _check_input(cls, value: Any, check: Any) -> Any:
-        return _check_texts(value, check)
-
 
 class TokenizeBody(RawText):
     text: str | None = None
@@ -225,16 +227,6 @@ class TokenizeBody(RawText):
 
 class DetokenizeBody(_Body):
     tokens: list[Token]
-
-
-def _check_texts(value: Any, check: Any) -> Any:
-    try:
-        checked = check(value)
-    except ValidationError:
-        raise ValueError('expected a string, a list of strings, a list of token ids, or a list of such lists') from None
-    if checked == []:
-        raise ValueError('the list is empty')
-    return checked
 
 
 def listed(texts: Texts) -> list[str] | list[list[int]]:

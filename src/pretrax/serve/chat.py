@@ -75,9 +75,8 @@ class _Chat(Format):
 
     def _choice(self, choice: Choice, delta: Delta | None, key: str, message: dict[str, Any]) -> dict[str, Any]:
         logprobs = chat_logprobs(self._tokenizer, delta) if delta and self._logprobs else None
-        return {
-            'index': choice.index, key: message, 'logprobs': logprobs, 'finish_reason': delta and delta.finish,
-        }  # fmt: skip
+        finish = delta and delta.finish
+        return {'index': choice.index, key: message, 'logprobs': logprobs, 'finish_reason': finish}
 
 
 def chat_logprobs(tokenizer: Tokenizer, delta: Delta) -> dict[str, Any]:

@@ -46,10 +46,9 @@ async def embeddings(http: Any) -> Response:
     ]
     steps = sorted({update.weights_step for update in updates if update.weights_step is not None})
     count = sum(len(request.prompt) for request in requests)
-    return JSONResponse({
-        'object': 'list', 'data': data, 'model': model.name, 'system_fingerprint': fingerprint(steps),
-        'usage': {'prompt_tokens': count, 'total_tokens': count},
-    })  # fmt: skip
+    usage = {'prompt_tokens': count, 'total_tokens': count}
+    about = {'object': 'list', 'data': data, 'model': model.name, 'system_fingerprint': fingerprint(steps)}
+    return JSONResponse(about | {'usage': usage})
 
 
 def _shaped(vector: Any, dimensions: int | None, normalize: bool) -> np.ndarray:

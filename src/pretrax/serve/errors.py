@@ -48,9 +48,8 @@ def invalid(error: ValidationError, known: Iterable[str]) -> ApiError:
     problems: list[Any] = error.errors(include_url=False)
     problem = min(problems, key=lambda one: one['type'] != 'extra_forbidden')  # it may explain a field that is missing
     kind, where = problem['type'], [str(part) for part in problem['loc']]
-    where += [
-        inner for inner in [problem.get('ctx', {}).get('field')] if inner
-    ]  # of an object that was looked at whole
+    if inner := problem.get('ctx', {}).get('field'):  # of an object that was looked at whole
+        where.append(inner)
     field = '.'.join(where)
     if kind == 'unsupported':
         return ApiError(400, f'{field}: {problem["msg"]}', param=field, code='unsupported_parameter')

@@ -38,12 +38,8 @@ class Format:
 
     def __init__(self, model: ServedModel, prefix: str, kind: str, with_usage: bool):
         self._tokenizer = model.tokenizer
-        self._about = {
-            'id': f'{prefix}-{uuid.uuid4().hex}',
-            'object': kind,
-            'created': int(time.time()),
-            'model': model.name,
-        }
+        own = f'{prefix}-{uuid.uuid4().hex}'
+        self._about = {'id': own, 'object': kind, 'created': int(time.time()), 'model': model.name}
         self._no_usage = {'usage': None} if with_usage else {}
 
     def choice(self, choice: Choice) -> dict[str, Any]:
@@ -62,10 +58,8 @@ class Format:
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """An answer that is not streamed."""
         steps = sorted({step for choice in choices for step in choice.steps})
-        listed = [self.choice(choice) for choice in choices]
-        return self._about | {
-            'system_fingerprint': fingerprint(steps), 'choices': listed, 'usage': usage_of(choices),
-        }  # fmt: skip
+        content = {'choices': [self.choice(choice) for choice in choices], 'usage': usage_of(choices)}
+        return self._about | {'system_fingerprint': fingerprint(steps)} | content
 
     def event(self, choice: Choice, content: dict[str, Any]) -> dict[str, Any]:
         """An event with news of a choice."""
@@ -192,11 +186,7 @@ async def running(service: Service, model: ServedModel, requests: Sequence[Reque
 
 
 async def unless_disconnected[T](receive: Receive, work: Awaitable[T]) -> T:
-    """Awaits work, and cancels it if the client closes the connection.
-
-    Raises:
-        DisconnectedError: the client did.
-    """
+    """Awaits work, and cancels it if the client closes the connection. Raises DisconnectedError if the client did."""
 
     async def disconnected() -> None:
         while (await receive())['type'] != 'http.disconnect':

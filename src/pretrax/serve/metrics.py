@@ -1,5 +1,6 @@
 """What `/metrics` shows, in a registry of its own."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -40,21 +41,21 @@ class Metrics:
         self.registry, self.refusals = CollectorRegistry(), refusals
         self.registry.register(_Refused(refusals))
         self.requests = Counter(
-            'pretrax_requests', 'HTTP requests. status "aborted": the client went away; "failed": during a stream.',
-            ['endpoint', 'status'], registry=self.registry,
-        )  # fmt: skip
-        self.first_token = Histogram(
-            'pretrax_time_to_first_token_seconds', 'From the request to its first token.', ['model'], buckets=_SLOW,
+            'pretrax_requests',
+            'HTTP requests. status "aborted": the client went away; "failed": during a stream.',
+            ['endpoint', 'status'],
             registry=self.registry,
-        )  # fmt: skip
-        self.inter_token = Histogram(
-            'pretrax_inter_token_seconds', 'Between two tokens, as a mean over each block.', ['model'], buckets=_FAST,
-            registry=self.registry,
-        )  # fmt: skip
-        self.duration = Histogram(
-            'pretrax_request_seconds', 'From the request to the end of its answer.', ['model'],
-            buckets=(*_SLOW, 120, 300, 600), registry=self.registry,
-        )  # fmt: skip
+        )
+        histogram = functools.partial(Histogram, labelnames=['model'], registry=self.registry)
+        self.first_token = histogram(
+            'pretrax_time_to_first_token_seconds', 'From the request to its first token.', buckets=_SLOW
+        )
+        self.inter_token = histogram(
+            'pretrax_inter_token_seconds', 'Between two tokens, as a mean over each block.', buckets=_FAST
+        )
+        self.duration = histogram(
+            'pretrax_request_seconds', 'From the request to the end of its answer.', buckets=(*_SLOW, 120, 300, 600)
+        )
 
     def watch(self, states: Callable[[], Iterable[State]]) -> None:
         """From now on, the engines are shown too."""

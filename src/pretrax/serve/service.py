@@ -146,13 +146,9 @@ class ServedModel:
         if asked is None and left > 0:
             return left if default is None else min(default, left)
         answer = f', and max_tokens is {asked:,}: {len(prompt) + asked:,} together' if asked else ''
-        raise ApiError(
-            400,
-            f'the prompt has {len(prompt):,} tokens{answer}; this model reads at most {self.thread.max_length:,} '
-            'tokens',
-            param=param,
-            code='context_length_exceeded',
-        )
+        most = f'this model reads at most {self.thread.max_length:,} tokens'
+        message = f'the prompt has {len(prompt):,} tokens{answer}; {most}'
+        raise ApiError(400, message, param=param, code='context_length_exceeded')
 
 
 @dataclasses.dataclass(eq=False)

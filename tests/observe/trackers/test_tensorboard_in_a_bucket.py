@@ -82,7 +82,7 @@ def test_events_arrive_while_the_run_goes_on(remote, tmp_path):
 def test_a_long_run_has_files_that_are_all_uploaded_at_once(tmp_path, monkeypatch):
     """A file above `LARGE` would wait for the next checkpoint."""
     monkeypatch.setattr(tensorboard, 'LARGEST', 20_000)
-    writer = tensorboard.TensorBoard(tmp_path / 'tb', {})
+    writer = tensorboard.TensorBoard(True, tmp_path, 'run', {})
     writer.resume(0)
     writer.log([Line(step, {'loss': float(step)}, 1e9 + step) for step in range(5000)])
     writer.close(True)

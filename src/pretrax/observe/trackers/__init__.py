@@ -20,8 +20,8 @@ from pretrax.observe.trackers.trackio import Trackio
 from pretrax.observe.trackers.wandb import WeightsAndBiases
 
 _PATIENCE = 5.0  # seconds for a service when a dry run looks for it
-# The package that each key of `log:` needs.
-_PACKAGES = {'tensorboard': 'tensorboardX', 'wandb': 'wandb', 'mlflow': 'mlflow', 'trackio': 'trackio'}
+# The tracker of each key of `log:`.
+_TRACKERS = {'tensorboard': TensorBoard, 'wandb': WeightsAndBiases, 'mlflow': MLflow, 'trackio': Trackio}
 
 
 def open_trackers(
@@ -49,7 +49,7 @@ def open_trackers(
     trackers: list[Tracker] = []
     for key, choice in choices.items():
         try:
-            tracker = _open(key, choice, directory, name, config)
+            tracker = _TRACKERS[key](choice, directory, name, config)
         except UserError:
             raise
         except Exception as error:  # foreign code that uses a network: see TrackerThread
@@ -69,16 +69,6 @@ def open_trackers(
     return trackers
 
 
-def _open(key: str, choice: str | bool, directory: pathlib.Path, name: str, config: Mapping[str, Any]) -> Tracker:
-    if key == 'tensorboard':
-        return TensorBoard(directory / 'tb', config)
-    if key == 'wandb':
-        return WeightsAndBiases(str(choice), directory, name, config)
-    if key == 'mlflow':
-        return MLflow(choice, directory, name, config)
-    return Trackio(str(choice), directory, name, config)
-
-
 def check_trackers(choices: Mapping[str, str | bool]) -> list[str]:
     """The names of the trackers that `open_trackers` would start, without starting them.
 
@@ -87,7 +77,7 @@ def check_trackers(choices: Mapping[str, str | bool]) -> list[str]:
             known.
     """
     for key, choice in choices.items():
-        needs(_PACKAGES[key], key)
+        needs(_TRACKERS[key].package, key)
         if key == 'mlflow' and isinstance(choice, str):
             _check_server(choice)
     return list(choices)

@@ -28,12 +28,12 @@ class MLflow:
         config: becomes the parameters of the MLflow run.
     """
 
-    name = 'MLflow'
+    name, package = 'MLflow', 'mlflow'
 
     def __init__(self, uri: str | bool, directory: pathlib.Path, name: str, config: Mapping[str, Any]):
         for variable, value in _ENVIRONMENT.items():
             os.environ.setdefault(variable, value)
-        mlflow = needs('mlflow', 'mlflow')
+        mlflow = needs(self.package, 'mlflow')
         self._metric = mlflow.entities.Metric
         # MLflow 3 refuses a plain directory (`./mlruns`) for new runs.
         here = pathlib.Path.cwd()

@@ -12,18 +12,19 @@ from typing import Any
 from pretrax.observe.trackers.base import Line, Shown, Table, markdown_code, markdown_table, needs
 
 _TEXT = '/text_summary'  # what tensorboardX adds to the name of a text
-LARGEST = (
-    1 << 20
-)  # bytes after which a file is followed by the next: in a bucket, a growing file is uploaded as a whole
+# Bytes after which a file is followed by the next: in a bucket, a growing file is uploaded as a whole.
+LARGEST = 1 << 20
 
 
 class TensorBoard:
     """Writes event files. An event `SessionLog.START` makes TensorBoard forget later steps of earlier files."""
 
-    name = 'TensorBoard'
+    name, package = 'TensorBoard', 'tensorboardX'
 
-    def __init__(self, directory: pathlib.Path, config: Mapping[str, Any]):
-        needs('tensorboardX', 'tensorboard')
+    def __init__(self, choice: str | bool, directory: pathlib.Path, name: str, config: Mapping[str, Any]):
+        del choice, name
+        directory = directory / 'tb'
+        needs(self.package, 'tensorboard')
         # Not its SummaryWriter, whose `flush` does not wait for its queue.
         from tensorboardX import summary
         from tensorboardX.event_file_writer import EventsWriter

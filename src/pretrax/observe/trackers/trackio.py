@@ -23,15 +23,15 @@ class Trackio:
         directory: directory of the run; it keeps the id of the Trackio run.
     """
 
-    name = 'Trackio'
+    name, package = 'Trackio', 'trackio'
 
-    def __init__(self, project: str, directory: pathlib.Path, name: str, config: Mapping[str, Any]):
-        self._trackio = needs('trackio', 'trackio')
+    def __init__(self, project: str | bool, directory: pathlib.Path, name: str, config: Mapping[str, Any]):
+        self._trackio = needs(self.package, 'trackio')
         self._storage: Any = importlib.import_module('trackio.sqlite_storage').SQLiteStorage
-        self._project, self._run_name = project, name
+        self._project, self._run_name = str(project), name
         self._run_id = remember(directory / 'trackio-run-id', lambda: uuid.uuid4().hex)
         self._config: dict[str, Any] | None = {key: str(value) for key, value in flat(config).items()}
-        self._database = self._storage.init_db(project)
+        self._database = self._storage.init_db(self._project)
         self.where = f'trackio show --project {project}'
 
     def resume(self, step: int) -> Mapping[str, int]:
@@ -77,6 +77,7 @@ class Trackio:
 
     def _write(self, records: Sequence[tuple[int, dict[str, Any]]], times: Sequence[float] = ()) -> None:
         """Appends rows. The database ignores a row that it already has."""
+        names = [f'{self._run_id} {step} {sorted(values)}' for step, values in records]
         moments = [datetime.datetime.fromtimestamp(when, datetime.UTC).isoformat() for when in times]
         self._storage.bulk_log(
             self._project,
@@ -85,10 +86,7 @@ class Trackio:
             steps=[step for step, _ in records],
             timestamps=moments or None,
             config=self._config,
-            log_ids=[self._row_id(step, values) for step, values in records],
+            log_ids=[hashlib.sha256(name.encode()).hexdigest()[:32] for name in names],
             run_id=self._run_id,
         )
         self._config = None
-
-    def _row_id(self, step: int, values: Mapping[str, Any]) -> str:
-        return hashlib.sha256(f'{self._run_id} {step} {sorted(values)}'.encode()).hexdigest()[:32]

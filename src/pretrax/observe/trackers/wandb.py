@@ -21,10 +21,10 @@ class WeightsAndBiases:
         directory: directory of the run; it keeps the id of the W&B run, and W&B's files.
     """
 
-    name = 'W&B'
+    name, package = 'W&B', 'wandb'
 
-    def __init__(self, project: str, directory: pathlib.Path, name: str, config: Mapping[str, Any]):
-        wandb = needs('wandb', 'wandb')
+    def __init__(self, project: str | bool, directory: pathlib.Path, name: str, config: Mapping[str, Any]):
+        wandb = needs(self.package, 'wandb')
         directory.mkdir(parents=True, exist_ok=True)
         identity = remember(directory / 'wandb-run-id', lambda: uuid.uuid4().hex[:8])
         # Seconds, not in every version; 15, the default, would outlive a checkpoint.
@@ -34,7 +34,7 @@ class WeightsAndBiases:
         self._earlier = sorted(files.glob(f'offline-run-*-{identity}/run-{identity}.wandb'))
         self._wandb = wandb
         self._run = wandb.init(
-            project=project,
+            project=str(project),
             name=name,
             id=identity,
             resume='allow',

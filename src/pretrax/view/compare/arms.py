@@ -75,7 +75,7 @@ def differences(arms: Sequence[Arm]) -> list[Difference]:
         'configuration': lambda run: {one.key: one.text for one in run.settings if one.key not in ('name', 'run_dir')},
         'code': _code,
         'data': lambda run: _topics(run, _DATA),
-        'hardware': _hardware,
+        'hardware': lambda run: _known(run, _HARDWARE) or _topics(run, ('devices',)),
         'mesh': lambda run: {k: str(n) for k, n in _dict(run, 'mesh').items()} or _topics(run, ('mesh',)),
     }
     found = []
@@ -111,8 +111,8 @@ def _code(run: RunRecord) -> dict[str, str]:
     return found | ({'commit': f'{git.get("commit")}{", changed" if git.get("changed") else ""}'} if git else {})
 
 
-def _hardware(run: RunRecord) -> dict[str, str]:
-    return {key: str(run.environment[key]) for key in _HARDWARE if key in run.environment} or _topics(run, ('devices',))
+def _known(run: RunRecord, keys: Iterable[str]) -> dict[str, str]:
+    return {key: str(run.environment[key]) for key in keys if key in run.environment}
 
 
 def _topics(run: RunRecord, topics: Iterable[str]) -> dict[str, str]:

@@ -91,7 +91,9 @@ class WatchedRun:
                 self._problem = f'{type(error).__name__}: {str(error)[:200]}'
                 self._metrics, self._new_curves = open_tail(self.path / 'metrics.jsonl'), Curves()
             events = [Event('samples', self._sample_data())] if has_samples else []
-            curves = self._curve_data()
+            curves: dict[str, Any] = {'id': self.id, 'keys': self.curves.changes()}
+            if self._replaced:
+                curves['only'], self._replaced = list(self.curves.by_key), False
             if curves['keys'] or 'only' in curves:
                 events.append(Event('curves', curves))
             info = self._unlocked_info()
@@ -126,12 +128,6 @@ class WatchedRun:
             self.curves, self._new_curves, self._replaced = self._new_curves, None, True
         return bool(appended.lines) or appended.replaced
 
-    def _curve_data(self) -> dict[str, Any]:
-        data: dict[str, Any] = {'id': self.id, 'keys': self.curves.changes()}
-        if self._replaced:
-            data['only'], self._replaced = list(self.curves.by_key), False
-        return data
-
     def _sample_data(self) -> dict[str, Any]:
         samples = [{key: one[key] for key in ('step', 'prompt', 'text')} for one in self._samples.records]
         return {'id': self.id, 'samples': samples}
@@ -156,7 +152,10 @@ class WatchedRun:
     def _unlocked_info(self) -> dict[str, Any]:
         curves, attempts = self.curves, attempts_of(self._attempts.records)
         interval = _interval(curves)
-        is_stalled = self._is_stalled(interval)
+        silence = 0.0 if self.heard is None else time.time() - self.heard
+        is_stalled = self.state == 'running' and silence > max(LEAST_SILENCE, STALLED * (interval or 0.0))
+        numbers = {key: curve.last for key, curve in curves.by_key.items() if key != TIME}
+        last = {key: number if math.isfinite(number) else str(number) for key, number in numbers.items()}
         return {
             'id': self.id,
             'name': self.name,
@@ -170,15 +169,11 @@ class WatchedRun:
             'heard': self.heard,
             'interval': interval,
             'ends': self._end(attempts),
-            'last': {key: _standard(curve.last) for key, curve in curves.by_key.items() if key != TIME},
+            'last': last,
             'attempts': [_attempt_data(one) for one in attempts[-ATTEMPTS_SHOWN:]],
             'restarts': max(0, len(attempts) - 1),
             'warnings': self._warnings(is_stalled),
         }
-
-    def _is_stalled(self, interval: float | None) -> bool:
-        silence = 0.0 if self.heard is None else time.time() - self.heard
-        return self.state == 'running' and silence > max(LEAST_SILENCE, STALLED * (interval or 0.0))
 
     def _end(self, attempts: list[Attempt]) -> float | None:
         """When the run ends if it continues as in the newest lines of this attempt, in seconds since 1970."""
@@ -266,11 +261,6 @@ def _interval(curves: Curves) -> float | None:
 def _known(value: float) -> float | None:
     """A number that JSON has."""
     return value if math.isfinite(value) else None
-
-
-def _standard(value: float) -> float | str:
-    """A number as JSON has it, or 'nan', 'inf', '-inf'."""
-    return value if math.isfinite(value) else str(value)
 
 
 def _attempt_data(attempt: Attempt) -> dict[str, Any]:

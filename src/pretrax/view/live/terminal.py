@@ -82,7 +82,8 @@ class _Lines:
     def show(self, run: WatchedRun) -> None:
         """Prints a change of state, new warnings, and the newest values."""
         info, known = run.info(), self._known.setdefault(run.id, {})
-        said: list[tuple[str, Any, str]] = [('state', (info['state'], info['why']), _state_text(info))]
+        state = f'{info["state"]}: {info["why"]}' if info['why'] else info['state']
+        said: list[tuple[str, Any, str]] = [('state', (info['state'], info['why']), state)]
         said += [(f'warning {text}', True, f'WARNING: {text}') for text in info['warnings']]
         evaluated = run.curves.by_key.get('val_loss')
         if evaluated is not None:
@@ -130,12 +131,9 @@ def picture(runs: Sequence[WatchedRun], where: str, width: int, height: int) -> 
     most = max(1, min(len(runs), height - 8))
     table = _table(infos[:most])
     texts = [f'{info["name"]}: {text}' for info in infos for text in info['warnings']]
-    more = [f'{len(runs) - most} more runs'] if len(runs) > most else []
-    notes = [
-        *more,
-        *texts[:_MOST_WARNINGS],
-        *([f'{len(texts) - _MOST_WARNINGS} more'] if texts[_MOST_WARNINGS:] else []),
-    ]
+    notes = [f'{len(runs) - most} more runs'] if len(runs) > most else []
+    notes += texts[:_MOST_WARNINGS]
+    notes += [f'{len(texts) - _MOST_WARNINGS} more'] if texts[_MOST_WARNINGS:] else []
     parts: list[rich.console.RenderableType] = [table]
     parts += [rich.text.Text(printable(note), style='yellow', no_wrap=True, overflow='ellipsis') for note in notes]
     left = height - (most + 2 + len(notes)) - 1
@@ -199,7 +197,3 @@ def _row(info: dict[str, Any]) -> list[rich.text.Text]:
 def _number(value: float | str | None, show: Callable[[float], str]) -> str:
     """A number of a table. 'nan' and 'inf' are texts."""
     return '-' if value is None else value if isinstance(value, str) else show(value) if math.isfinite(value) else '-'
-
-
-def _state_text(info: dict[str, Any]) -> str:
-    return f'{info["state"]}: {info["why"]}' if info['why'] else info['state']

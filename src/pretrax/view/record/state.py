@@ -56,10 +56,7 @@ def _holder(path: AnyPath, newest: float) -> str:
     file = path / 'lock'
     text = file.read_text(errors='replace').strip() if file.is_file() else ''
     match = re.fullmatch(r'process (\d+) on (\S+)', text)
-    if match and match[2] == socket.gethostname() and not _is_alive(int(match[1])):
+    has_processes = Path('/proc').is_dir()
+    if match and match[2] == socket.gethostname() and has_processes and not os.path.exists(f'/proc/{match[1]}'):
         return ''  # and the lock is not tried, which could refuse a run that starts at this moment
     return (holder_of(path) or '') if text else ''
-
-
-def _is_alive(pid: int) -> bool:
-    return not Path('/proc').is_dir() or os.path.exists(f'/proc/{pid}')

@@ -9,7 +9,6 @@ import functools
 import gzip
 import json
 import pathlib
-from typing import Any
 
 from pretrax.errors import system_errors
 from pretrax.storage import AnyPath
@@ -59,10 +58,11 @@ def render(record: RunRecord, directory: AnyPath) -> str:
         'mesh': facts.mesh_data(record),
         'numbers': arrays.page(),
     }
+    finite = json.loads(json.dumps(data), parse_constant=lambda name: None)  # JSON has no NaN and no infinity
     return template('report/page.html').render(
         plotly=_plotly(),
         record=record,
-        data=in_script(_finite(data)),
+        data=in_script(finite),
         charts=charts,
         layers=layer_charts(layers),
         tiles=facts.tiles(record),
@@ -87,8 +87,3 @@ def render(record: RunRecord, directory: AnyPath) -> str:
 def _plotly() -> str:
     """Plotly, compressed, as text."""
     return base64.b64encode(gzip.compress(plotly_script().encode(), 6, mtime=0)).decode()
-
-
-def _finite(data: Any) -> Any:
-    """The data without numbers that JSON does not have."""
-    return json.loads(json.dumps(data), parse_constant=lambda name: None)

@@ -2,6 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
 
 from pretrax.view.trace.device_time import COMMUNICATION, COMPUTATION
 from pretrax.view.trace.steps import TracedSteps
@@ -9,35 +12,16 @@ from pretrax.view.trace.steps import TracedSteps
 _MOST, _NAMED = 5, 3  # lines, and scopes that a line names
 _WORTH = 0.05  # share of the step below which nothing is said
 
-# Communication over a mesh axis -> what it is, and what makes it smaller or hides it.
-_AXES = {
-    'd': 'gathers weights and scatters gradients: more tokens per device (batch.tokens, batch.micro) hide it; or a '
-    'smaller mesh.d',
-    't': 'exchanges activations: use a smaller mesh.t and a larger mesh.d, and keep t inside one node or slice',
-    'r': 'sums gradients over the slow network once per step: more tokens per step (batch.tokens), or d instead of r',
-    'e': 'sends tokens to experts and back: keep e inside one node or slice, or use a smaller mesh.e',
-    'c': 'exchanges keys and values: use a smaller mesh.c, or shard the batch instead',
-    'p': 'passes activations between stages: more micro-batches (a smaller batch.micro) keep the stages busy',
-}
-_PHASES = {
-    'recomputation': 'the backward pass computes activations again: model.save keeps more of them, if the memory '
-    'allows',
-    'optimizer': 'the update does not depend on the batch: more tokens per step (batch.tokens); mesh.d shards it',
-    'copies': 'copies between memories: memory.offload moves the state in every step; leave it out if the state fits',
-    'loops and calls': 'the device waits at the edges of loops: on CPUs for a free core, otherwise for short '
-    'operations',
-    'other programs': 'programs besides the step: evaluations, layer statistics (log.layers), or a plugin that calls '
-    'JAX in every step',
-    'gaps': 'the device runs nothing between operations: they are too short; use larger micro-batches (batch.micro)',
-    'between steps': 'the device waits for the host: a late batch (the run reports waits for data), or log.every is '
-    'too small',
-}  # fmt: skip
+_LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
+_ADVICE: dict[str, dict[str, str]] = yaml.load(Path(__file__).with_suffix('.yaml').read_text('utf-8'), _LOADER)
+_AXES, _PHASES = _ADVICE['axes'], _ADVICE['phases']
 
 
 def advice(steps: TracedSteps) -> list[str]:
     """Lines for the terminal, the most expensive first."""
     whole = steps.seconds
-    found = [*_communication(steps), *_phases(steps), *_computation(steps)]
+    phases = [(seconds, f'{phase}: {_PHASES[phase]}') for phase, seconds in steps.phases().items() if phase in _PHASES]
+    found = [*_communication(steps), *phases, *_computation(steps)]
     found = sorted((one for one in found if one[0] >= _WORTH * whole), reverse=True)
     return [f'{seconds / whole:.0%}  {line}' for seconds, line in found[:_MOST]]
 
@@ -57,12 +41,6 @@ def _communication(steps: TracedSteps) -> Iterator[tuple[float, str]]:
         over = f'exposed communication over {axes}' if axes else 'exposed communication'
         advised = _AXES.get(axes, 'fewer mesh axes, or a mesh whose inner axes stay inside one node or slice')
         yield seconds, f'{over}: {advised}'
-
-
-def _phases(steps: TracedSteps) -> Iterator[tuple[float, str]]:
-    for phase, seconds in steps.phases().items():
-        if phase in _PHASES:
-            yield seconds, f'{phase}: {_PHASES[phase]}'
 
 
 def _computation(steps: TracedSteps) -> Iterator[tuple[float, str]]:
