@@ -223,8 +223,7 @@ TESTED_BY = {
     'cli/test_scaling.py': 'launch/scaling_file view/scaling/points view/scaling/report',
     'view/test_report.py': 'cli/report view/template view/report/charts view/report/encoding view/report/facts '
     'view/report/layers',
-    'view/record/test_run_record.py': 'view/record/checkpoints view/record/columns '
-    'view/record/settings view/record/state',
+    'view/record/test_run_record.py': 'view/record/columns view/record/settings view/record/state',
     'train/test_host_memory.py': 'shardlib/save',
     'train/test_step.py': 'train/evaluate train/state',
     'view/live/test_server.py': 'cli/watch view/live/feed view/live/runs',

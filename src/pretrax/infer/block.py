@@ -193,11 +193,7 @@ def write_block(
         propose: the draft's weights and cache, slots, tables -> the next P tokens [S, P] (-1: none), and the draft's
             cache.
         proposed: P. Every proposal that equals the token chosen at its position saves a step.
-        steps: N.
-        weights: weights of the model.
-        cache: cache of the model.
         draft: weights and cache of the model that proposes tokens; None and None without one.
-        slots: the sequences.
         tables: the pages of each slot.
         most: the block ends after this number of steps, even if it is less than N.
     """

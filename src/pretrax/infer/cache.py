@@ -80,7 +80,6 @@ def empty_pages(
     """The cache of one layer on the current mesh.
 
     Args:
-        arch: the decoder.
         layer: the kind of the layer.
         pages: on all devices, page 0 of each device included.
         page: tokens in a page.

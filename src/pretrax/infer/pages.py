@@ -117,7 +117,6 @@ class SlotPages:
     `advance` after it. A slot without enough pages can end, and begin again later with the tokens that it has by then.
 
     Args:
-        slots: number of slots.
         page_size: tokens in a page.
         max_length: the most tokens in a slot.
         pages: pages of the layers that see all tokens, page 0 included; 0: there are no such layers.
@@ -204,7 +203,6 @@ class SlotPages:
         """Records that the first `length` tokens of a slot are in the cache. Later prompts can share its full pages.
 
         Args:
-            slot: slot from `begin`.
             tokens: tokens of the slot, the prompt and the answer so far.
             length: how many of them are in the cache. What was written after them is not counted, and written again.
         """

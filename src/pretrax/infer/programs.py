@@ -74,9 +74,6 @@ class Programs:
 
     Attributes:
         mesh: r, d and e shard the slots; t shards heads, feed-forward and vocabulary.
-        slots: sequences at a time.
-        shards: of the slots.
-        reader: how the model reads tokens.
         chunks: sizes of the parts in which prompts are read, ascending.
         longest_block: the most tokens that a block writes in a slot.
     """

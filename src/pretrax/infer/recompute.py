@@ -19,9 +19,6 @@ class Recomputed:
     """Any model that gives logits, as `block.Reader` asks. Its cache is the text of every slot.
 
     Args:
-        model: the model.
-        mesh: that it runs on.
-        slots: sequences at a time.
         max_length: the most tokens in a slot.
     """
 

@@ -126,10 +126,8 @@ def format_line(metrics: Mapping[str, Any], total_steps: int, eta: float | None 
     for key, show in _SHOWN.items():
         if metrics.get(key) is not None:
             parts.append(show(metrics[key]))
-    parts += [
-        f'{key.removeprefix("val_loss/")} {value:.4f}' for key, value in metrics.items() if key.startswith('val_loss/')
-    ]
-    parts += [f'{key.removeprefix("task/")} {value:.4f}' for key, value in metrics.items() if key.startswith('task/')]
+    for prefix in ('val_loss/', 'task/'):
+        parts += [f'{key.removeprefix(prefix)} {value:.4f}' for key, value in metrics.items() if key.startswith(prefix)]
     if eta is not None:
         parts.append(f'eta {clock_text(eta)}')
     return '  '.join(part for part in parts if part)

@@ -1,6 +1,7 @@
 """`/v1/chat/completions`: the next message of a conversation."""
 
 import asyncio
+import dataclasses
 from typing import Any
 
 from pretrax.errors import UserError
@@ -25,20 +26,13 @@ async def chat_completions(http: Any) -> Generation:
     sampling = body.sampling(model.thread.vocab_size)
     stop_ids = model.stop_ids(body.ignore_eos, body.stop_token_ids, model.template.end_of_turn)
     hidden = model.hidden(body.skip_special_tokens)
-    requests = [
-        Request(
-            prompt=prompt,
-            max_tokens=room,
-            sampling=sampling,
-            choice=choice,
-            stop_ids=stop_ids,
-            logprobs=body.top_logprobs if body.logprobs else None,
-        )
-        for choice in range(body.n)
-    ]
+    logprobs = body.top_logprobs if body.logprobs else None
+    request = Request(prompt=prompt, max_tokens=room, sampling=sampling, stop_ids=stop_ids, logprobs=logprobs)
+    requests = [dataclasses.replace(request, choice=choice) for choice in range(body.n)]
     choices = [Choice(model.tokenizer, request, body.stops, i, hidden=hidden) for i, request in enumerate(requests)]
-    form = _Chat(model, body.logprobs, body.stream, body.stream_options.include_usage)
-    return Generation(service, model, requests, choices, form, body.stream, body.stream_options.include_usage)
+    kind = 'chat.completion.chunk' if body.stream else 'chat.completion'
+    form = _Chat(model, 'chatcmpl', kind, body.logprobs, body.stream_options.include_usage)
+    return Generation(service, model, requests, choices, form, body.stream)
 
 
 async def _prompt(model: ServedModel, template: Template, body: ChatBody) -> tuple[int, ...]:
@@ -58,10 +52,6 @@ async def _prompt(model: ServedModel, template: Template, body: ChatBody) -> tup
 
 class _Chat(Format):
     """The JSON of a chat's answer."""
-
-    def __init__(self, model: ServedModel, logprobs: bool, stream: bool, with_usage: bool):
-        super().__init__(model, 'chatcmpl', 'chat.completion.chunk' if stream else 'chat.completion', with_usage)
-        self._logprobs = logprobs
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         message = {'role': 'assistant', 'content': choice.whole.text, 'refusal': None}

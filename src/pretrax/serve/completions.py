@@ -1,6 +1,7 @@
 """`/v1/completions`: text that continues a prompt."""
 
 import asyncio
+import dataclasses
 import functools
 from typing import Any
 
@@ -8,7 +9,7 @@ from pretrax.infer.request import Request, Token
 from pretrax.serve.answers import Choice, Delta, Echo, token_name
 from pretrax.serve.bodies import CompletionBody, RawText, listed
 from pretrax.serve.generation import Format, Generation
-from pretrax.serve.service import ServedModel, Tokenizer, service_of
+from pretrax.serve.service import Tokenizer, service_of
 
 _DEFAULT_TOKENS = 16  # as OpenAI's
 
@@ -27,20 +28,14 @@ async def completions(http: Any) -> Generation:
         ids = await model.tokens(prompt, 'prompt', body)
         room = model.room(ids, body.max_tokens, 'prompt', _DEFAULT_TOKENS)
         echo = _echo(model.tokenizer, prompt, ids, body) if body.echo else None
+        asked = Request(prompt=ids, max_tokens=room, sampling=sampling, stop_ids=stop_ids, logprobs=body.logprobs)
         for choice in range(body.n):
-            request = Request(
-                prompt=ids,
-                max_tokens=room,
-                sampling=sampling,
-                choice=choice,
-                stop_ids=stop_ids,
-                logprobs=body.logprobs,
-                prompt_logprobs=body.logprobs if body.echo else None,
-            )
+            request = dataclasses.replace(asked, choice=choice, prompt_logprobs=body.logprobs if body.echo else None)
             requests.append(request)
             choices.append(Choice(model.tokenizer, request, body.stops, len(choices), number, echo, hidden))
-    form = _Completion(model, body.logprobs is not None, body.stream and body.stream_options.include_usage)
-    return Generation(service, model, requests, choices, form, body.stream, body.stream_options.include_usage)
+    has_logprobs, with_usage = body.logprobs is not None, body.stream_options.include_usage
+    form = _Completion(model, 'cmpl', 'text_completion', has_logprobs, with_usage)
+    return Generation(service, model, requests, choices, form, body.stream)
 
 
 def _echo(tokenizer: Tokenizer, prompt: str | list[int], ids: tuple[int, ...], how: RawText) -> Echo:
@@ -53,10 +48,6 @@ def _echo(tokenizer: Tokenizer, prompt: str | list[int], ids: tuple[int, ...], h
 
 class _Completion(Format):
     """The JSON of a completion."""
-
-    def __init__(self, model: ServedModel, logprobs: bool, with_usage: bool):
-        super().__init__(model, 'cmpl', 'text_completion', with_usage)
-        self._logprobs = logprobs
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         return self.delta(choice, choice.whole)

@@ -33,11 +33,12 @@ class Format:
     Args:
         prefix: prefix of the answer's id.
         kind: the `object` of the answer.
+        logprobs: whether choices have log probabilities.
         with_usage: the events of a stream have a `usage`, which is null but in the last.
     """
 
-    def __init__(self, model: ServedModel, prefix: str, kind: str, with_usage: bool):
-        self._tokenizer = model.tokenizer
+    def __init__(self, model: ServedModel, prefix: str, kind: str, logprobs: bool, with_usage: bool):
+        self._tokenizer, self._logprobs, self.with_usage = model.tokenizer, logprobs, with_usage
         own = f'{prefix}-{uuid.uuid4().hex}'
         self._about = {'id': own, 'object': kind, 'created': int(time.time()), 'model': model.name}
         self._no_usage = {'usage': None} if with_usage else {}
@@ -81,7 +82,7 @@ class Generation:
 
     Args:
         requests: one for each of `choices`.
-        stream: whether to answer as a stream, and `with_usage` to end it with the usage.
+        stream: whether to answer as a stream.
     """
 
     service: Service
@@ -90,7 +91,6 @@ class Generation:
     choices: Sequence[Choice]
     format: Format
     stream: bool
-    with_usage: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._began = time.monotonic()
@@ -134,7 +134,7 @@ class Generation:
                     choice = self.choices[index]
                     events.append(self.format.event(choice, self.format.delta(choice, delta)))
             await self._send(send, events)
-        last = [self.format.usage(self.choices)] if self.with_usage else []
+        last = [self.format.usage(self.choices)] if self.format.with_usage else []
         await self._send(send, [*last, None])
 
     async def _send(self, send: Send, events: list[Any]) -> None:

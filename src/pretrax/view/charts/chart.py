@@ -10,11 +10,7 @@ COLORS = ('#0072b2', '#d55e00', '#00805f', '#b3598d', '#a87000', '#2f8fc4', '#5b
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of finite points.
-
-    Attributes:
-        x, y: of the same length.
-    """
+    """A line of finite points. `x`, `y`: of the same length."""
 
     name: str
     x: Sequence[float]

@@ -76,7 +76,7 @@ def differences(arms: Sequence[Arm]) -> list[Difference]:
         'code': _code,
         'data': lambda run: _topics(run, _DATA),
         'hardware': lambda run: _known(run, _HARDWARE) or _topics(run, ('devices',)),
-        'mesh': lambda run: {k: str(n) for k, n in _dict(run, 'mesh').items()} or _topics(run, ('mesh',)),
+        'mesh': lambda run: {k: str(n) for k, n in run.section('mesh').items()} or _topics(run, ('mesh',)),
     }
     found = []
     for section, facts_of in sections.items():
@@ -106,8 +106,8 @@ def _counts(key: str) -> bool:
 
 
 def _code(run: RunRecord) -> dict[str, str]:
-    found = {f'version of {name}': str(version) for name, version in _dict(run, 'versions').items()}
-    git = _dict(run, 'git')
+    found = {f'version of {name}': str(version) for name, version in run.section('versions').items()}
+    git = run.section('git')
     return found | ({'commit': f'{git.get("commit")}{", changed" if git.get("changed") else ""}'} if git else {})
 
 
@@ -118,12 +118,6 @@ def _known(run: RunRecord, keys: Iterable[str]) -> dict[str, str]:
 def _topics(run: RunRecord, topics: Iterable[str]) -> dict[str, str]:
     lines = {topic: [text for name, text in run.startup if name == topic] for topic in topics}
     return {topic: '; '.join(texts) for topic, texts in lines.items() if texts}
-
-
-def _dict(run: RunRecord, key: str) -> dict[str, Any]:
-    """A section of `environment.json`; {} if it has none."""
-    found = run.environment.get(key)
-    return found if isinstance(found, dict) else {}
 
 
 def _together(values: Iterable[str]) -> str:

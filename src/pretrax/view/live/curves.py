@@ -5,7 +5,7 @@ While a key has at most `MOST_POINTS` numbers, each point is a number of the fil
 """
 
 from collections import deque
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,19 +34,7 @@ class Points(NamedTuple):
         return Points(*(array[where] for array in self))
 
 
-class Change(TypedDict):
-    """The points of a curve from an index on, which replace those that it had from there on; None: not finite.
-
-    `low` and `high` are empty while each point is one number. `nonfinite` counts those of the whole curve.
-    """
-
-    start: int
-    per_point: int
-    step: list[int]
-    value: list[float | None]
-    low: list[float | None]
-    high: list[float | None]
-    nonfinite: list[tuple[int, str]]
+type Change = dict[str, Any]  # from `Curve.change`
 
 
 class Curve:
@@ -101,7 +89,10 @@ class Curve:
             self.changed = None if is_same and len(set(lengths)) == 1 else length if is_same else int(np.argmax(differ))
 
     def change(self, start: int) -> Change:
-        """The points from an index on."""
+        """The points from an index on, which replace those that a client has from there on; None: not finite.
+
+        `low` and `high` are empty while each point is one number. `nonfinite` counts those of the whole curve.
+        """
         points = self.points.part(slice(start, None))
         one_each = self.per_point == 1
         return {

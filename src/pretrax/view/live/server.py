@@ -86,11 +86,7 @@ class Watch:
 
 
 def make_application(feed: Feed, refusals: Refusals, *, keys: Keys | None = None, local: bool = True) -> ASGIApp:
-    """The ASGI application of the page.
-
-    Args:
-        local: without keys, whether only names of this machine are accepted.
-    """
+    """The ASGI application of the page. `local`: without keys, whether only names of this machine are accepted."""
     folder = resources.files('pretrax.view') / 'live' / 'page'
     page = page_files(folder, _POLICY) | {'/plotly.js': _plotly}
     routes = [Route(path, endpoint, methods=['GET']) for path, endpoint in page.items()]

@@ -11,10 +11,12 @@ import dataclasses
 import difflib
 import pathlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pretrax.checkpoint.manifest import MANIFEST, place_of, steps_in
 from pretrax.errors import UserError, system_errors
 from pretrax.machine.json_file import parse_json
 from pretrax.machine.line_files import read_lines
@@ -23,12 +25,22 @@ from pretrax.observe.metrics import EVALUATIONS
 from pretrax.observe.samples import FILE as SAMPLES
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.parts import open_joined
-from pretrax.view.record.checkpoints import SavedCheckpoint, saved_checkpoints
 from pretrax.view.record.columns import Column, Columns, parse_columns
 from pretrax.view.record.settings import Setting, parse_settings, value_of
 from pretrax.view.record.state import RunState, state_of
 
 AXES = ('step', 'tokens', 'flops', 'time')
+
+
+class SavedCheckpoint(NamedTuple):
+    """A checkpoint."""
+
+    step: int
+    size: int  # size of its files, bytes
+    files: int
+    written: float | None  # when its manifest was written, seconds since 1970; None in a bucket
+    val_loss: float | None  # validation loss of its step, if there was an evaluation
+    finite: bool | None  # whether all weights and the optimizer state are finite; None: not known
 
 
 class Size(NamedTuple):
@@ -62,6 +74,11 @@ class RunRecord:
     def setting(self, key: str) -> Any:
         """The value of a dotted key of the configuration."""
         return value_of(self.settings, key)
+
+    def section(self, key: str) -> dict[str, Any]:
+        """A section of `environment.json`; {} if it has none."""
+        found = self.environment.get(key)
+        return found if isinstance(found, dict) else {}
 
     @property
     def last_step(self) -> int:
@@ -276,3 +293,29 @@ def _environment(path: AnyPath, warnings: list[str]) -> dict[str, Any]:
             return found
     warnings.append(f'{path} is not a JSON object')
     return {}
+
+
+def saved_checkpoints(directory: AnyPath, warnings: list[str]) -> list[SavedCheckpoint]:
+    """The checkpoints in a directory, oldest first. `warnings` receives those whose manifest cannot be read."""
+    steps = steps_in(directory)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda step: _checkpoint(place_of(directory, step), step), steps))
+    missing = [step for step, one in zip(steps, found, strict=True) if one is None]
+    warnings += [f'{directory / str(step)} has no readable manifest' for step in missing]
+    return [one for one in found if one is not None]
+
+
+def _checkpoint(place: AnyPath, step: int) -> SavedCheckpoint | None:
+    path = place / MANIFEST
+    try:
+        manifest: dict[str, Any] = parse_json(path.read_bytes())
+        sizes = [int(file['size']) for file in manifest['files'].values()]
+        about = manifest['description']
+        val_loss, finite = about.get('val_loss'), about.get('finite_state')
+        written = path.stat().st_mtime if isinstance(path, pathlib.Path) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    is_number = type(val_loss) in (int, float)
+    return SavedCheckpoint(
+        step, sum(sizes), len(sizes), written, val_loss if is_number else None, finite if type(finite) is bool else None
+    )

@@ -70,7 +70,7 @@ def render(record: RunRecord, directory: AnyPath) -> str:
         checkpoints=facts.checkpoint_rows(record),
         pauses=facts.pause_rows(record),
         hardware=facts.hardware_rows(record),
-        versions=facts.versions_of(record),
+        versions=record.section('versions'),
         repeat=facts.repeat_lines(record),
         memory=data['memory'],
         time=data['time'],

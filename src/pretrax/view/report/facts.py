@@ -15,7 +15,7 @@ from pretrax.storage import AnyPath
 from pretrax.view.definitions import DEFINITIONS, FIGURES, Definition
 from pretrax.view.record.run_record import RunRecord
 from pretrax.view.trace.file import trace_files
-from pretrax.view.trace.run_trace import phase_times
+from pretrax.view.trace.run_trace import open_trace
 
 _LARGEST_TRACE = 32 << 20  # bytes; `pretrax trace` reads larger ones
 _WORK = {
@@ -59,56 +59,40 @@ def tiles(record: RunRecord) -> list[tuple[Definition, str]]:
     return found
 
 
-def attempt_rows(record: RunRecord) -> list[dict[str, str]]:
-    """The attempts as text."""
+def attempt_rows(record: RunRecord) -> list[list[str]]:
+    """Number, start, duration, start-up, steps, outcome and reason of each attempt."""
     rows = []
     for number, one in enumerate(record.attempts, 1):
         is_last = number == len(record.attempts)
-        rows.append(
-            {
-                'number': str(number),
-                'start': moment(one.start),
-                'duration': _until(record, one, is_last),
-                'startup': duration(one.stepped - one.start) if one.stepped and one.start else '',
-                'steps': _steps(record, one, is_last),
-                'outcome': record.state.name if is_last and one.outcome == 'running' else one.outcome,
-                'why': one.why,
-            }
-        )
+        startup = duration(one.stepped - one.start) if one.stepped and one.start else ''
+        outcome = record.state.name if is_last and one.outcome == 'running' else one.outcome
+        times = moment(one.start), _until(record, one, is_last), startup
+        rows.append([str(number), *times, _steps(record, one, is_last), outcome, one.why])
     return rows
 
 
-def checkpoint_rows(record: RunRecord) -> list[dict[str, str]]:
-    """The checkpoints that exist, with what they cost."""
+def checkpoint_rows(record: RunRecord) -> list[list[str]]:
+    """Step, size, files, validation loss, blocked and whole time of the save, its end, and a warning, by checkpoint."""
     saves = {pause['step']: pause for pause in record.pauses if pause['work'] == 'save'}
     rows = []
     for one in record.checkpoints:
         save = saves.get(one.step)
-        after = one.written - save['time'] if save and one.written else None
-        rows.append(
-            {
-                'step': f'{one.step:,}',
-                'size': size(one.size),
-                'files': f'{one.files:,}',
-                'val_loss': '' if one.val_loss is None else f'{one.val_loss:.4f}',
-                'blocked': duration(save['seconds']) if save else '',
-                'after': duration(after) if after is not None and after >= 0 else '',
-                'written': moment(one.written),
-                'warning': 'not all values are finite' if one.finite is False else '',
-            }
-        )
+        after = one.written - save['time'] if save and one.written else -1
+        val_loss = '' if one.val_loss is None else f'{one.val_loss:.4f}'
+        times = duration(save['seconds']) if save else '', duration(after) if after >= 0 else '', moment(one.written)
+        warning = 'not all values are finite' if one.finite is False else ''
+        rows.append([f'{one.step:,}', size(one.size), f'{one.files:,}', val_loss, *times, warning])
     return rows
 
 
-def pause_rows(record: RunRecord) -> list[dict[str, str]]:
-    """Time between steps by work, with its share of all time."""
+def pause_rows(record: RunRecord) -> list[list[str]]:
+    """Work between steps: how often, its time, and its share of all time."""
     total = total_seconds(record)
     rows = []
     for work in dict.fromkeys(pause['work'] for pause in record.pauses):
         seconds = [pause['seconds'] for pause in record.pauses if pause['work'] == work]
         share = f'{sum(seconds) / total:.2%}' if total else ''
-        name = _WORK.get(work, work)
-        rows.append({'work': name, 'count': f'{len(seconds):,}', 'seconds': duration(sum(seconds)), 'share': share})
+        rows.append([_WORK.get(work, work), f'{len(seconds):,}', duration(sum(seconds)), share])
     return rows
 
 
@@ -133,28 +117,17 @@ def hardware_rows(record: RunRecord) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in rows if value not in (None, '')]
 
 
-def versions_of(record: RunRecord) -> dict[str, Any]:
-    """Versions by package; {}: not known."""
-    found = record.environment.get('versions')
-    return found if isinstance(found, dict) else {}
-
-
 def repeat_lines(record: RunRecord) -> list[str]:
     """Commands that repeat the run in the same environment."""
-    known, lines = record.environment, []
-    git, command = known.get('git'), known.get('command')
-    versions = versions_of(record)
-    if isinstance(git, dict) and isinstance(git.get('commit'), str):
+    lines, git, versions = [], record.section('git'), record.section('versions')
+    command = record.environment.get('command')
+    if isinstance(git.get('commit'), str):
         changed = '   # files differed from this commit' if git.get('changed') else ''
         lines.append(f'git checkout {git["commit"]}{changed}')
     if versions:
-        pinned = [f'{name}=={versions[name]}' for name in ('jax', 'jaxlib') if name in versions]
-        lines.append(
-            f'uv sync --python {versions.get("python", "3")}   # installs the versions of uv.lock: {", ".join(pinned)}'
-        )
-    flags = known.get('flags')
-    if isinstance(flags, dict):
-        lines += [f'export {name}={shlex.quote(str(value))}' for name, value in flags.items()]
+        pinned = ', '.join(f'{name}=={versions[name]}' for name in ('jax', 'jaxlib') if name in versions)
+        lines.append(f'uv sync --python {versions.get("python", "3")}   # installs the versions of uv.lock: {pinned}')
+    lines += [f'export {name}={shlex.quote(str(value))}' for name, value in record.section('flags').items()]
     if isinstance(command, list) and command:
         lines.append(f'uv run {shlex.join(map(str, command))}')
     lines.append(
@@ -170,7 +143,7 @@ def mesh_data(record: RunRecord) -> dict[str, Any] | None:
     if not isinstance(mesh, dict) or not all(type(size) is int and size > 0 for size in mesh.values()):
         return None
     axes = {str(name): size for name, size in mesh.items() if size > 1}
-    total = int(np.prod(list(axes.values()))) if axes else 1
+    total = math.prod(axes.values())
     is_listed = (
         isinstance(devices, list)
         and len(devices) == total
@@ -195,9 +168,7 @@ def memory_rows(memory: dict[str, Any]) -> list[tuple[str, str]]:
 
 def memory_data(record: RunRecord) -> dict[str, Any] | None:
     """Planned parts, compiled, measured and available bytes."""
-    memory = record.environment.get('memory')
-    if not isinstance(memory, dict):
-        return None
+    memory = record.section('memory')
     planned = memory.get('planned')
     parts = {name: n for name, n in planned.items() if _is_number(n) and n} if isinstance(planned, dict) else {}
     found = {name: memory[name] for name in ('compiled', 'peak', 'limit') if _is_number(memory.get(name))}
@@ -210,7 +181,7 @@ def traced_phases(directory: AnyPath, warnings: list[str]) -> dict[str, float]:
         files = trace_files(directory / 'profile')
         if not files or (isinstance(files[-1], pathlib.Path) and files[-1].stat().st_size > _LARGEST_TRACE):
             return {}
-        return phase_times(directory)
+        return open_trace(files[-1]).phases()
     except (UserError, OSError, ValueError, KeyError, TypeError) as error:
         warnings.append(f'the newest trace cannot be shown: {first_line(error)}')
         return {}
@@ -225,8 +196,7 @@ def time_data(record: RunRecord, traced: dict[str, float]) -> dict[str, Any] | N
     if record.flops_per_token and record.batch_tokens and peak > 0:
         limit = record.flops_per_token * record.batch_tokens / peak
         limit = None if measured is not None and measured < limit else limit  # the peak is too low
-    predicted = known.get('predicted')
-    listed = predicted.get('phases') if isinstance(predicted, dict) else None
+    listed = record.section('predicted').get('phases')
     phases = [
         phase
         for phase in (listed if isinstance(listed, list) else [])

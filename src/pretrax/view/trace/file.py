@@ -29,11 +29,7 @@ Stats = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
-    """An operation, or a copy, that ran once.
-
-    Attributes:
-        start, end: in nanoseconds.
-    """
+    """An operation, or a copy, that ran once. `start`, `end`: in nanoseconds."""
 
     device: str  # such as 'GPU 0'
     stream: str  # what runs one operation at a time: a stream, or a thread of a CPU

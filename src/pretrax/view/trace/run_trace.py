@@ -71,16 +71,6 @@ def open_newest(run: AnyPath, step: int | None = None) -> TracedSteps:
     return open_trace(having[-1] if having else files[-1], step)
 
 
-def phase_times(run: AnyPath) -> dict[str, float]:
-    """Seconds per step and device of the newest trace by phase, in the order of a step; {}: the run has none.
-
-    Raises:
-        UserError: the newest trace is damaged.
-    """
-    files = trace_files(run / 'profile')
-    return open_trace(files[-1]).phases() if files else {}
-
-
 def open_trace(path: AnyPath, step: int | None = None) -> TracedSteps:
     """Reads a trace, and joins it to the program beside it or in the run.
 
