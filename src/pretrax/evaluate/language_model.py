@@ -25,11 +25,6 @@ class LanguageModel:
         length: tokens of a sequence in training. A longer text is scored in windows of this length.
         batch_tokens: tokens in a batch, on each device that has texts of its own.
 
-    Attributes:
-        max_length: the most tokens of a text.
-        window: the most tokens that a rolling score reads at once.
-        prefix: the tokens before the first one of a text.
-
     Raises:
         UserError: the model gives no logits, or there is no tokenizer.
     """
@@ -55,10 +50,10 @@ class LanguageModel:
                 'train on data with a tokenizer, or put tokenizer.json into the directory before `pretrax import`'
             )
         self._model, self.tokenizer = model, tokenizer
-        self.max_length = math.inf if model.max_length is None else model.max_length
-        self.window = int(min(self.max_length, length))
+        self.max_length = math.inf if model.max_length is None else model.max_length  # the most tokens of a text
+        self.window = int(min(self.max_length, length))  # the most tokens that a rolling score reads at once
         self.end = tuple(end) or (() if tokenizer.end_of_text is None else (tokenizer.end_of_text,))
-        self.prefix = start_of_text(tokenizer)
+        self.prefix = start_of_text(tokenizer)  # the tokens before the first one of a text
         mesh = jax.tree.leaves(weights)[0].sharding.mesh
         self._scorer = Scorer(model, mesh, self.window, batch_tokens)
         self.use(weights)

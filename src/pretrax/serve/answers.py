@@ -50,7 +50,6 @@ class Choice:
     Attributes:
         whole: everything so far.
         prompt_tokens, cached_tokens, answer_tokens: how many there are, for the usage.
-        steps: the training steps of the weights that wrote it.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Choice:
     ):
         self.index, self.prompt_number, self.whole = index, prompt_number, Delta()
         self.prompt_tokens, self.cached_tokens, self.answer_tokens = len(request.prompt), 0, 0
-        self.steps: list[int] = []
+        self.steps: list[int] = []  # the training steps of the weights that wrote it
         self._tokenizer, self._stop_ids, self._echo = tokenizer, request.stop_ids, echo
         self._text = TextStream(tokenizer, request.prompt[-_CONTEXT:], stops, hidden=hidden)
         self._stops, self._tokens = stops, list[Token]()

@@ -84,16 +84,12 @@ class EngineThread:
     Args:
         engine: only this thread calls it.
         report: receives the traceback of an engine that fails.
-
-    Attributes:
-        status: the engine's after the newest block.
-        failed: whether the engine raised an exception; then every request fails.
     """
 
     def __init__(self, engine: Serving, report: Report):
         self.max_length, self.vocab_size = engine.max_length, engine.vocab_size
-        self.status: EngineStatus = engine.status()
-        self.failed = False
+        self.status: EngineStatus = engine.status()  # the engine's after the newest block
+        self.failed = False  # whether the engine raised an exception; then every request fails
         self._engine, self._report = engine, report
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._jobs: dict[int, tuple[Job, int]] = {}

@@ -22,12 +22,15 @@ def template(name: str) -> 'jinja2.Template':
     import jinja2
     from markupsafe import Markup
 
+    places = [jinja2.PackageLoader(package, '') for package in ('pretrax.view', 'pretrax.page_kit')]
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        loader=jinja2.ChoiceLoader([jinja2.PackageLoader('pretrax.view', ''), jinja2.PackageLoader('pretrax.page_kit',
-        '')]),
+        loader=jinja2.ChoiceLoader(places),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
         finalize=lambda value: printable(value) if type(value) is str else value,
-    )  # fmt: skip
+    )
     environment.globals['script'] = lambda path: Markup(script_text(files('pretrax.view').joinpath(path)))
     environment.filters['definition'] = definition_of
     environment.filters['term'] = lambda term: COMPARISONS.get(term) or definition_of(term)

@@ -45,14 +45,13 @@ class Curve:
         count: how many numbers there are.
         nonfinite: (step, 'nan', 'inf' or '-inf') of the newest numbers that are not finite.
         nonfinite_count: how many numbers are not finite.
-        last: the newest number.
         changed: index of the first point that has changed since it was last set to None; None: no point has changed.
     """
 
     def __init__(self) -> None:
         self.per_point, self.count, self.nonfinite_count = 1, 0, 0
         self.changed: int | None = None
-        self.last = float('nan')
+        self.last = float('nan')  # the newest number
         self.points = Points(np.zeros(0, np.int64), np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, np.int64))
         self.nonfinite: deque[tuple[int, str]] = deque(maxlen=_NAMED)
 

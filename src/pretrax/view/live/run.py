@@ -53,13 +53,12 @@ class WatchedRun:
     Attributes:
         id: unique among the watched runs.
         state: 'waiting' (nothing was written), 'removed', or one of `observe.attempts.State`.
-        heard: when the newest line was written, or else read, in seconds since 1970.
     """
 
     def __init__(self, path: AnyPath, name: str):
         self.path, self.name, self.id = path, name, str(path)
         self.state, self.more = WAITING, False
-        self.heard: float | None = None
+        self.heard: float | None = None  # when the newest line was written, or else read, in seconds since 1970
         self.curves = Curves()
         self._lock = threading.Lock()
         self._metrics = open_tail(path / 'metrics.jsonl')

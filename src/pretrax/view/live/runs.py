@@ -19,9 +19,7 @@ class Places:
     """The runs and directories of runs that were given.
 
     Attributes:
-        hidden: number of runs beyond `MOST_RUNS`, which are not watched.
         is_remote: whether a directory of runs is in a bucket.
-        has_directories: whether runs may appear.
 
     Raises:
         UserError: a path does not exist or cannot be read.
@@ -32,7 +30,7 @@ class Places:
         self._directories: list[AnyPath] = []
         self._watched: dict[str, WatchedRun] = {}
         self._seen: dict[str, float] = {}  # when each run was first found; 0: at the first look
-        self.hidden = 0
+        self.hidden = 0  # number of runs beyond `MOST_RUNS`, which are not watched
         for text in given:
             path = run_directory(text)
             with system_errors(f'{path} cannot be read'):
@@ -45,7 +43,7 @@ class Places:
                 self._given |= {str(path): path}
             else:
                 self._directories.append(path)
-        self.has_directories = bool(self._directories)
+        self.has_directories = bool(self._directories)  # whether runs may appear
         self.is_remote = any(isinstance(path, BucketPath) for path in self._directories)
 
     def look(self) -> tuple[list[WatchedRun], list[WatchedRun]]:
