@@ -16,18 +16,36 @@ CONFIGURATION = 78  # what other programs use instead of 2 (EX_CONFIG in sysexit
 MOST_LINES = 10
 
 # Errors of the system that a disk, a path or the permissions of a user cause, and no mistake of the program.
-OF_THE_SYSTEM = frozenset({
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM,
-    errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT,
-    errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EEXIST,
-})  # fmt: skip
+OF_THE_SYSTEM = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+        errno.ESTALE,
+        errno.ENOTCONN,
+        errno.ETIMEDOUT,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+        errno.ENOTDIR,
+        errno.EEXIST,
+    }
+)
 _FIXES = {
-    errno.ENOSPC: 'make room', errno.EDQUOT: 'make room', errno.EFBIG: 'raise the limit of the shell (ulimit -f)',
-    errno.EROFS: 'mount the file system so that it can be written', errno.EACCES: 'change its permissions',
-    errno.EPERM: 'change its permissions', errno.EIO: 'look at the disk or the file server (dmesg)',
-    errno.ESTALE: 'mount the file system again', errno.ENOTCONN: 'mount the file system again',
+    errno.ENOSPC: 'make room',
+    errno.EDQUOT: 'make room',
+    errno.EFBIG: 'raise the limit of the shell (ulimit -f)',
+    errno.EROFS: 'mount the file system so that it can be written',
+    errno.EACCES: 'change its permissions',
+    errno.EPERM: 'change its permissions',
+    errno.EIO: 'look at the disk or the file server (dmesg)',
+    errno.ESTALE: 'mount the file system again',
+    errno.ENOTCONN: 'mount the file system again',
     errno.ETIMEDOUT: 'look at the file server',
-}  # fmt: skip
+}
 
 
 class UserError(ValueError):

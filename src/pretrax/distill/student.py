@@ -51,11 +51,22 @@ LogitsOf = Callable[[jax.Array], jax.Array]  # hidden states after the last laye
 # Options of a decoder that a teacher does not take from its checkpoint: they say how it was trained, not what it
 # computes
 OF_TRAINING = (
-    'layers', 'save', 'loss_chunks', 'batch_parts', 'attention.kernel', 'pipeline.rounds', 'pipeline.schedule',
+    'layers',
+    'save',
+    'loss_chunks',
+    'batch_parts',
+    'attention.kernel',
+    'pipeline.rounds',
+    'pipeline.schedule',
     'attention.context',
-    'multi_token.n_layers', 'multi_token.loss', 'experts.router.balance_over', 'dropout', 'attention.dropout',
-    'block.dropout', 'embedding.dropout',
-)  # fmt: skip
+    'multi_token.n_layers',
+    'multi_token.loss',
+    'experts.router.balance_over',
+    'dropout',
+    'attention.dropout',
+    'block.dropout',
+    'embedding.dropout',
+)
 
 
 @pytree_dataclass

@@ -13,9 +13,17 @@ class LatentAttention:
     """The widths of latents and heads. The files store rotated pairs next to each other (names.py)."""
 
     fields = (
-        'q_lora_rank', 'kv_lora_rank', 'qk_nope_head_dim', 'qk_rope_head_dim', 'v_head_dim', 'num_attention_heads',
-        'num_key_value_heads', 'rope_interleave', 'head_dim', 'qk_head_dim',
-    )  # fmt: skip
+        'q_lora_rank',
+        'kv_lora_rank',
+        'qk_nope_head_dim',
+        'qk_rope_head_dim',
+        'v_head_dim',
+        'num_attention_heads',
+        'num_key_value_heads',
+        'rope_interleave',
+        'head_dim',
+        'qk_head_dim',
+    )
 
     def read(self, config: Mapping[str, Any]) -> Options:
         heads = whole('num_attention_heads', config['num_attention_heads'])
@@ -25,23 +33,26 @@ class LatentAttention:
             raise wrong('rope_interleave', config['rope_interleave'], 'true')
         q_rank = config['q_lora_rank']
         return {
-            'attention.n_heads': heads, 'attention.latent.q_rank': 0 if q_rank is None else whole('q_lora_rank',
-            q_rank),
+            'attention.n_heads': heads,
+            'attention.latent.q_rank': 0 if q_rank is None else whole('q_lora_rank', q_rank),
             'attention.latent.kv_rank': whole('kv_lora_rank', config['kv_lora_rank']),
             'attention.latent.d_nope': whole('qk_nope_head_dim', config['qk_nope_head_dim']),
             'attention.latent.d_rope': whole('qk_rope_head_dim', config['qk_rope_head_dim']),
             'attention.d_head': whole('v_head_dim', config['v_head_dim']),
-        }  # fmt: skip
+        }
 
     def write(self, arch: Architecture) -> dict[str, Any]:
         if not arch.attention.latent.kv_rank:
             return {}
         return {
-            'num_attention_heads': arch.attention.n_heads, 'num_key_value_heads': arch.attention.n_kv_heads,
-            'q_lora_rank': arch.attention.latent.q_rank or None, 'kv_lora_rank': arch.attention.latent.kv_rank,
+            'num_attention_heads': arch.attention.n_heads,
+            'num_key_value_heads': arch.attention.n_kv_heads,
+            'q_lora_rank': arch.attention.latent.q_rank or None,
+            'kv_lora_rank': arch.attention.latent.kv_rank,
             'qk_nope_head_dim': arch.attention.latent.d_nope,
-            'qk_rope_head_dim': arch.attention.latent.d_rope, 'v_head_dim': arch.attention.d_head,
-        }  # fmt: skip
+            'qk_rope_head_dim': arch.attention.latent.d_rope,
+            'v_head_dim': arch.attention.d_head,
+        }
 
 
 @dataclass(frozen=True)
@@ -74,10 +85,19 @@ class DeepSeekExperts:
     greedy: str | None = None
 
     fields = (
-        'moe_intermediate_size', 'intermediate_size', 'n_shared_experts', 'first_k_dense_replace', 'n_group',
+        'moe_intermediate_size',
+        'intermediate_size',
+        'n_shared_experts',
+        'first_k_dense_replace',
+        'n_group',
         'topk_group',
-        'topk_method', 'scoring_func', 'aux_loss_alpha', 'seq_aux', 'moe_layer_freq', 'ep_size',
-    )  # fmt: skip
+        'topk_method',
+        'scoring_func',
+        'aux_loss_alpha',
+        'seq_aux',
+        'moe_layer_freq',
+        'ep_size',
+    )
 
     def read(self, config: Mapping[str, Any]) -> Options:
         method = config.get('topk_method', self.grouped)
@@ -89,10 +109,11 @@ class DeepSeekExperts:
         width = whole('moe_intermediate_size', config['moe_intermediate_size'])
         shared, dense = config['n_shared_experts'] or 0, config['first_k_dense_replace'] or 0
         options: Options = {
-            'feed_forward.d_ff': width, 'experts.d_shared': whole('n_shared_experts', shared, 0) * width,
+            'feed_forward.d_ff': width,
+            'experts.d_shared': whole('n_shared_experts', shared, 0) * width,
             'experts.router.balance_over': 'sequence',
             'experts.router.balance_loss': number('aux_loss_alpha', config.get('aux_loss_alpha', 0.0), above=False),
-        }  # fmt: skip
+        }
         if whole('first_k_dense_replace', dense, 0):
             options |= {
                 'experts.dense_layers': dense,
@@ -110,9 +131,13 @@ class DeepSeekExperts:
         return {
             'moe_intermediate_size': arch.feed_forward.d_ff,
             'n_shared_experts': arch.experts.d_shared // arch.feed_forward.d_ff,
-            'first_k_dense_replace': len(arch.experts.dense_layers), 'n_group': arch.experts.router.n_groups,
-            'topk_group': arch.experts.router.groups_per_token, 'topk_method': self.grouped if grouped else self.greedy,
-            'scoring_func': self.scores, 'aux_loss_alpha': arch.experts.router.balance_loss, 'seq_aux': True,
+            'first_k_dense_replace': len(arch.experts.dense_layers),
+            'n_group': arch.experts.router.n_groups,
+            'topk_group': arch.experts.router.groups_per_token,
+            'topk_method': self.grouped if grouped else self.greedy,
+            'scoring_func': self.scores,
+            'aux_loss_alpha': arch.experts.router.balance_loss,
+            'seq_aux': True,
             'moe_layer_freq': 1,
             **({'intermediate_size': arch.experts.d_ff_dense} if arch.experts.d_ff_dense else {}),
-        }  # fmt: skip
+        }

@@ -36,9 +36,17 @@ class Weights(Protocol):
 
 
 def export(
-    weights: Weights, arch: Architecture, like: Any, directory: AnyPath, *, dtype: str, family: str | None = None,
-    tokenizer: Any = None, kept: Path | None = None, say: Callable[[str], None] = print,
-) -> list[str]:  # fmt: skip
+    weights: Weights,
+    arch: Architecture,
+    like: Any,
+    directory: AnyPath,
+    *,
+    dtype: str,
+    family: str | None = None,
+    tokenizer: Any = None,
+    kept: Path | None = None,
+    say: Callable[[str], None] = print,
+) -> list[str]:
     """Writes a checkpoint that the standard classes of `transformers` load.
 
     Args:
@@ -147,10 +155,15 @@ def _write_tokenizer(
     is_kept = (directory / SETTINGS).is_file()
     if is_kept and begin == adds:
         return
-    settings: dict[str, Any] = read_json(directory / SETTINGS) if is_kept else {
-        'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': arch.max_sequence_length,
-        'clean_up_tokenization_spaces': False,
-    }  # fmt: skip
+    settings: dict[str, Any] = (
+        read_json(directory / SETTINGS)
+        if is_kept
+        else {
+            'tokenizer_class': 'PreTrainedTokenizerFast',
+            'model_max_length': arch.max_sequence_length,
+            'clean_up_tokenization_spaces': False,
+        }
+    )
     if end is not None and not is_kept:
         settings['eos_token'] = tokenizer.decode([end])
     if begin:

@@ -277,6 +277,7 @@ class Experts:
         if not arch.experts.d_ff_dense:
             return {}
         return {
-            'decoder_sparse_step': arch.experts.every, 'mlp_only_layers': list(arch.experts.dense_layers),
+            'decoder_sparse_step': arch.experts.every,
+            'mlp_only_layers': list(arch.experts.dense_layers),
             'intermediate_size': arch.experts.d_ff_dense,
-        }  # fmt: skip
+        }

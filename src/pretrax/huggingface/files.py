@@ -33,9 +33,16 @@ WRITTEN = {'F32': np.dtype(np.float32), 'BF16': np.dtype(ml_dtypes.bfloat16), 'F
 DTYPES = {**WRITTEN, 'F64': np.dtype(np.float64)}  # of weights
 # Files to download from a hub repository: no pickles, no other frameworks' files, no code.
 DOWNLOADED = (
-    '*.safetensors', '*.json', '*.jinja', 'tokenizer.model*', 'vocab.txt', 'merges.txt', 'spiece.model', '*.bpe.model',
+    '*.safetensors',
+    '*.json',
+    '*.jinja',
+    'tokenizer.model*',
+    'vocab.txt',
+    'merges.txt',
+    'spiece.model',
+    '*.bpe.model',
     '*.tiktoken',
-)  # fmt: skip
+)
 QUANTIZED = 'quantized weights cannot be trained: use the checkpoint that they were made from'
 _until_exit = contextlib.ExitStack()
 atexit.register(_until_exit.close)

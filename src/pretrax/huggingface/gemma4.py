@@ -20,9 +20,13 @@ class GlobalLayers:
     """
 
     fields = (
-        'layer_types', 'sliding_window', 'global_head_dim', 'num_global_key_value_heads', 'per_layer_config',
+        'layer_types',
+        'sliding_window',
+        'global_head_dim',
+        'num_global_key_value_heads',
+        'per_layer_config',
         'attention_k_eq_v',
-    )  # fmt: skip
+    )
 
     def read(self, config: Mapping[str, Any]) -> Options:
         count, window = whole('num_hidden_layers', config['num_hidden_layers']), config['sliding_window']

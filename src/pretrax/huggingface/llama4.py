@@ -23,18 +23,24 @@ class ChunkedLayers:
     """Layers with chunked attention, and layers without positions, whose queries have a temperature."""
 
     fields = (
-        'attention_chunk_size', 'layer_types', 'no_rope_layers', 'no_rope_layer_interval', 'attn_temperature_tuning',
-        'attn_scale', 'floor_scale',
-    )  # fmt: skip
+        'attention_chunk_size',
+        'layer_types',
+        'no_rope_layers',
+        'no_rope_layer_interval',
+        'attn_temperature_tuning',
+        'attn_scale',
+        'floor_scale',
+    )
 
     def read(self, config: Mapping[str, Any]) -> Options:
         count = whole('num_hidden_layers', config['num_hidden_layers'])
         has_positions = positions_of_layers(config, loose=True)
         types = config['layer_types']
         chunked = has_positions if types is None else types_of_layers(types, count, CHUNKED)
-        options: Options = {'rope.nope_every': nope_every(has_positions), **window_options(
-            chunked, whole('attention_chunk_size', config['attention_chunk_size'])
-        )}  # fmt: skip
+        options: Options = {
+            'rope.nope_every': nope_every(has_positions),
+            **window_options(chunked, whole('attention_chunk_size', config['attention_chunk_size'])),
+        }
         options['attention.window_type'] = 'chunked' if any(chunked) else 'sliding'
         on = config['attn_temperature_tuning']
         if not isinstance(on, bool):
@@ -49,10 +55,12 @@ class ChunkedLayers:
         return {
             'attention_chunk_size': arch.attention.window or arch.max_sequence_length,
             'layer_types': [CHUNKED if window else FULL for window in arch.windows],
-            'no_rope_layers': no_rope_layers(arch), 'no_rope_layer_interval': arch.rope.nope_every or arch.n_layers + 1,
-            'attn_temperature_tuning': arch.attention.temperature > 0, 'attn_scale': arch.attention.temperature,
+            'no_rope_layers': no_rope_layers(arch),
+            'no_rope_layer_interval': arch.rope.nope_every or arch.n_layers + 1,
+            'attn_temperature_tuning': arch.attention.temperature > 0,
+            'attn_scale': arch.attention.temperature,
             'floor_scale': arch.attention.temperature_length,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -60,9 +68,14 @@ class InterleavedExperts:
     """Which layers have experts, their widths, and a shared expert of the same width."""
 
     fields = (
-        'intermediate_size', 'intermediate_size_mlp', 'num_local_experts', 'num_experts_per_tok', 'moe_layers',
-        'interleave_moe_layer_step', 'router_aux_loss_coef',
-    )  # fmt: skip
+        'intermediate_size',
+        'intermediate_size_mlp',
+        'num_local_experts',
+        'num_experts_per_tok',
+        'moe_layers',
+        'interleave_moe_layer_step',
+        'router_aux_loss_coef',
+    )
 
     def read(self, config: Mapping[str, Any]) -> Options:
         count = whole('num_hidden_layers', config['num_hidden_layers'])
@@ -78,9 +91,11 @@ class InterleavedExperts:
         options: Options = {
             'experts.n_experts': whole('num_local_experts', config['num_local_experts']),
             'experts.experts_per_token': whole('num_experts_per_tok', config['num_experts_per_tok']),
-            'feed_forward.d_ff': width, 'experts.d_shared': width, 'experts.router.balance_over': 'batch',
+            'feed_forward.d_ff': width,
+            'experts.d_shared': width,
+            'experts.router.balance_over': 'batch',
             'experts.router.balance_loss': number('router_aux_loss_coef', config['router_aux_loss_coef'], above=False),
-        }  # fmt: skip
+        }
         if len(layers) == count:
             return options
         if layers == every:
@@ -100,7 +115,9 @@ class InterleavedExperts:
         return {
             'intermediate_size': arch.feed_forward.d_ff,
             'intermediate_size_mlp': arch.experts.d_ff_dense or arch.feed_forward.d_ff,
-            'num_local_experts': arch.experts.n_experts, 'num_experts_per_tok': arch.experts.experts_per_token,
-            'moe_layers': list(arch.layers_with('router')), 'interleave_moe_layer_step': arch.experts.every,
+            'num_local_experts': arch.experts.n_experts,
+            'num_experts_per_tok': arch.experts.experts_per_token,
+            'moe_layers': list(arch.layers_with('router')),
+            'interleave_moe_layer_step': arch.experts.every,
             'router_aux_loss_coef': arch.experts.router.balance_loss,
-        }  # fmt: skip
+        }

@@ -21,9 +21,18 @@ KEPT = 'huggingface'  # folder of a run with the original configuration and toke
 TOKENIZER = 'tokenizer.json'
 GENERATION, SETTINGS, SPECIAL = 'generation_config.json', 'tokenizer_config.json', 'special_tokens_map.json'
 TOKENIZER_FILES = (
-    TOKENIZER, SETTINGS, SPECIAL, 'added_tokens.json', 'tokenizer.model*', 'vocab.*',
-    'merges.txt', 'tekken.json', 'spiece.model', 'sentencepiece.bpe.model', '*.tiktoken',
-)  # fmt: skip
+    TOKENIZER,
+    SETTINGS,
+    SPECIAL,
+    'added_tokens.json',
+    'tokenizer.model*',
+    'vocab.*',
+    'merges.txt',
+    'tekken.json',
+    'spiece.model',
+    'sentencepiece.bpe.model',
+    '*.tiktoken',
+)
 CHAT_TEMPLATES = ('chat_template.jinja', 'chat_template.json', 'additional_chat_templates/*.jinja')
 # Files that remain valid with a tokenizer that extends the imported one
 OF_ANY_TOKENIZER = ('config.json', *CHAT_TEMPLATES, GENERATION)

@@ -254,51 +254,65 @@ _GATED_ATTENTION = {
 }
 _STATES = {
     'model.layers.{layer}.linear_attn.conv1d.weight': Fused(
-        0, 'layers.linear_q_conv: (N_key D_key) () J', 'layers.linear_k_conv: (N_key D_key) () J',
-        'layers.linear_v_conv: (N_state D_value) () J'
+        0,
+        'layers.linear_q_conv: (N_key D_key) () J',
+        'layers.linear_k_conv: (N_key D_key) () J',
+        'layers.linear_v_conv: (N_state D_value) () J',
     ),
     'model.layers.{layer}.linear_attn.dt_bias': 'layers.linear_dt_bias: N_state',
     'model.layers.{layer}.linear_attn.A_log': 'layers.linear_log_decay: N_state',
     'model.layers.{layer}.linear_attn.norm.weight': 'layers.linear_norm: D_value',
     'model.layers.{layer}.linear_attn.out_proj.weight': 'layers.linear_o: M (N_state D_value)',
-}  # fmt: skip
+}
 _DELTA_NET = {
     **_STATES,
     'model.layers.{layer}.linear_attn.in_proj_qkvz.weight': Fused(
-        0, 'layers.linear_q: (N_key D_key) M', 'layers.linear_k: (N_key D_key) M',
+        0,
+        'layers.linear_q: (N_key D_key) M',
+        'layers.linear_k: (N_key D_key) M',
         'layers.linear_v: (N_key N_shared D_value) M',
-        'layers.linear_z: (N_key N_shared D_value) M', each='N_key',
+        'layers.linear_z: (N_key N_shared D_value) M',
+        each='N_key',
     ),
     'model.layers.{layer}.linear_attn.in_proj_ba.weight': Fused(
         0, 'layers.linear_beta: (N_key N_shared) M', 'layers.linear_a: (N_key N_shared) M', each='N_key'
     ),
-}  # fmt: skip
+}
 _DELTA_NET_OF_QWEN35 = {
     **_STATES,
     'model.layers.{layer}.linear_attn.in_proj_qkv.weight': Fused(
-        0, 'layers.linear_q: (N_key D_key) M', 'layers.linear_k: (N_key D_key) M',
-        'layers.linear_v: (N_state D_value) M'
+        0,
+        'layers.linear_q: (N_key D_key) M',
+        'layers.linear_k: (N_key D_key) M',
+        'layers.linear_v: (N_state D_value) M',
     ),
     'model.layers.{layer}.linear_attn.in_proj_z.weight': 'layers.linear_z: (N_state D_value) M',
     'model.layers.{layer}.linear_attn.in_proj_b.weight': 'layers.linear_beta: N_state M',
     'model.layers.{layer}.linear_attn.in_proj_a.weight': 'layers.linear_a: N_state M',
-}  # fmt: skip
+}
 MAMBA2 = NameTable(
     {
         'backbone.embeddings.weight': 'embed: V M',
         'backbone.layers.{layer}.norm.weight': 'layers.norm1: M',
         'backbone.layers.{layer}.mixer.in_proj.weight': Fused(
-            0, 'layers.linear_z: (N_state D_value) M', 'layers.linear_v: (N_state D_value) M',
+            0,
+            'layers.linear_z: (N_state D_value) M',
+            'layers.linear_v: (N_state D_value) M',
             'layers.linear_k: (N_key D_key) M',
-            'layers.linear_q: (N_key D_key) M', 'layers.linear_a: N_state M',
+            'layers.linear_q: (N_key D_key) M',
+            'layers.linear_a: N_state M',
         ),
         'backbone.layers.{layer}.mixer.conv1d.weight': Fused(
-            0, 'layers.linear_v_conv: (N_state D_value) () J', 'layers.linear_k_conv: (N_key D_key) () J',
-            'layers.linear_q_conv: (N_key D_key) () J'
+            0,
+            'layers.linear_v_conv: (N_state D_value) () J',
+            'layers.linear_k_conv: (N_key D_key) () J',
+            'layers.linear_q_conv: (N_key D_key) () J',
         ),
         'backbone.layers.{layer}.mixer.conv1d.bias': Fused(
-            0, 'layers.linear_v_conv_bias: (N_state D_value)', 'layers.linear_k_conv_bias: (N_key D_key)',
-            'layers.linear_q_conv_bias: (N_key D_key)'
+            0,
+            'layers.linear_v_conv_bias: (N_state D_value)',
+            'layers.linear_k_conv_bias: (N_key D_key)',
+            'layers.linear_q_conv_bias: (N_key D_key)',
         ),
         'backbone.layers.{layer}.mixer.dt_bias': 'layers.linear_dt_bias: N_state',
         'backbone.layers.{layer}.mixer.A_log': 'layers.linear_log_decay: N_state',
@@ -309,7 +323,7 @@ MAMBA2 = NameTable(
         'lm_head.weight': 'unembed: V M',
     },
     prefix='backbone.',
-)  # fmt: skip
+)
 
 _QKV = 'layers.q: (H D) M', 'layers.k: (K D) M', 'layers.v: (K D) M'
 GPT_NEOX = NameTable(

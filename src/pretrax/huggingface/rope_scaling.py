@@ -14,17 +14,26 @@ ORIGINAL = 'original_max_position_embeddings'
 _KEYS: dict[str, dict[str, str]] = {
     'linear': {},
     'llama3': {
-        'low_freq_factor': 'low_freq_factor', 'high_freq_factor': 'high_freq_factor', 'original_length': ORIGINAL,
+        'low_freq_factor': 'low_freq_factor',
+        'high_freq_factor': 'high_freq_factor',
+        'original_length': ORIGINAL,
     },
     'yarn': {
-        'original_length': ORIGINAL, 'beta_fast': 'beta_fast', 'beta_slow': 'beta_slow', 'truncate': 'truncate',
-        'mscale': 'mscale', 'mscale_all_dim': 'mscale_all_dim', 'attention_factor': 'attention_factor',
-    },
-    'longrope': {
-        'original_length': ORIGINAL, 'short_factor': 'short_factor', 'long_factor': 'long_factor',
+        'original_length': ORIGINAL,
+        'beta_fast': 'beta_fast',
+        'beta_slow': 'beta_slow',
+        'truncate': 'truncate',
+        'mscale': 'mscale',
+        'mscale_all_dim': 'mscale_all_dim',
         'attention_factor': 'attention_factor',
     },
-}  # fmt: skip
+    'longrope': {
+        'original_length': ORIGINAL,
+        'short_factor': 'short_factor',
+        'long_factor': 'long_factor',
+        'attention_factor': 'attention_factor',
+    },
+}
 KINDS = ('default', *_KEYS)
 _KEYS['proportional'] = {'fraction': 'partial_rotary_factor'}  # in no class but those whose `Rope.kinds` has it
 
@@ -105,5 +114,8 @@ def _divisors(field: str, value: Any) -> tuple[float, ...]:
 
 
 _READERS: dict[str, Callable[[str, Any], Any]] = {
-    'original_length': whole, 'truncate': _switch, 'short_factor': _divisors, 'long_factor': _divisors,
-}  # fmt: skip
+    'original_length': whole,
+    'truncate': _switch,
+    'short_factor': _divisors,
+    'long_factor': _divisors,
+}

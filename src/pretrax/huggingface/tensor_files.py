@@ -127,8 +127,10 @@ class TensorFiles:
         for name in names:
             end = offset + self._sizes[name]
             header[name] = {
-                'dtype': self._dtypes[name], 'shape': self._shapes[name], 'data_offsets': [offset, end],
-            }  # fmt: skip
+                'dtype': self._dtypes[name],
+                'shape': self._shapes[name],
+                'data_offsets': [offset, end],
+            }
             offset = end
         text = json.dumps(header).encode()
         text += b' ' * (-len(text) % 8)

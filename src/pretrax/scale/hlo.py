@@ -15,8 +15,24 @@ ENTRY = 'ENTRY'  # the name of the main computation
 KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'ragged-all-to-all', 'collective-permute')
 _SCATTER = 'all-reduce-scatter'  # name of a TPU fusion that sums and keeps a slice
 _ASYNC = ('async-start', 'call-start')  # run a computation while others run
-_WIDTH = {'pred': 1, 's4': 0.5, 'u4': 0.5, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 's32': 4, 'u32': 4, 's64': 8, 'u64': 8,
-          'bf16': 2, 'f16': 2, 'f32': 4, 'f64': 8, 'c64': 8}  # fmt: skip
+_WIDTH = {
+    'pred': 1,
+    's4': 0.5,
+    'u4': 0.5,
+    's8': 1,
+    'u8': 1,
+    's16': 2,
+    'u16': 2,
+    's32': 4,
+    'u32': 4,
+    's64': 8,
+    'u64': 8,
+    'bf16': 2,
+    'f16': 2,
+    'f32': 4,
+    'f64': 8,
+    'c64': 8,
+}
 
 
 @dataclasses.dataclass(frozen=True)

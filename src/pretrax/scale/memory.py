@@ -131,11 +131,13 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
         'v': with_attention * arch.mean_of_heads(lambda heads: heads.n_kv * heads.d_value) + with_state * values,
         # and the logsumexp of its scores, in f32
         'attention': with_attention * (d_head + 4 / width) * arch.attention.n_heads + with_state * values,
-        'attention_out': d_model, 'up': near,
+        'attention_out': d_model,
+        'up': near,
         'gate': (near if arch.gated else 0)
-        + with_attention * arch.attention.gate * d_head * arch.attention.n_heads + with_state * values,
+        + with_attention * arch.attention.gate * d_head * arch.attention.n_heads
+        + with_state * values,
         'mlp_out': d_model if arch.n_norms == 4 else 0,  # only a norm reads it
-    }  # fmt: skip
+    }
     everything = (
         2 * arch.n_norms * d_model
         + (3 if arch.attention.qk_norm != 'none' else 2) * heads
@@ -207,19 +209,25 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     teacher = teacher_memory(step)
     phases = {
         'loss': {
-            'activations': activations, 'gradients': earlier, 'head': head + (0 if whole else width * table),
+            'activations': activations,
+            'gradients': earlier,
+            'head': head + (0 if whole else width * table),
             'layer': 0.0,
             'teacher': teacher.loss,
         },
         'layers': {
-            'activations': activations, 'gradients': earlier + summed * 4 * of_layers, 'head': after_loop,
+            'activations': activations,
+            'gradients': earlier + summed * 4 * of_layers,
+            'head': after_loop,
             'layer': layer,
         },
         'update': {
-            'activations': 0.0, 'gradients': earlier + 4 * of_layers + 4 * (n_params - all_layers) / t,
-            'head': after_loop, 'layer': 0.0,
+            'activations': 0.0,
+            'gradients': earlier + 4 * of_layers + 4 * (n_params - all_layers) / t,
+            'head': after_loop,
+            'layer': 0.0,
         },
-    }  # fmt: skip
+    }
     if step.teacher is not None:
         phases['teacher'] = {'activations': activations, 'gradients': earlier, 'teacher': teacher.layer}
     phase = max(phases, key=lambda name: sum(phases[name].values()))

@@ -183,14 +183,25 @@ def parse_program(text: str, mesh: Mapping[str, int] | None = None) -> Program:
             read, written = traffic_of(one, types, computations) if is_kernel else (0.0, 0.0)
             operations.append(
                 Operation(
-                    one.name, one.operation, one.result, tuple(one.operands), name,
+                    one.name,
+                    one.operation,
+                    one.result,
+                    tuple(one.operands),
+                    name,
                     tuple(called for called, _ in calls_of(one, computations)),
-                    scope, phase, numbers[place], times[name], flops, read, written, is_kernel,
+                    scope,
+                    phase,
+                    numbers[place],
+                    times[name],
+                    flops,
+                    read,
+                    written,
+                    is_kernel,
                     communication.get(one.name)
                     or next((communication[x.name] for x in inner if x.name in communication), None),
                     one.rest,
                 )
-            )  # fmt: skip
+            )
         parsed[name] = tuple(operations)
     module = re.match(r'(?://.*\n)*HloModule ([^\s,]+)', text)
     return Program(module[1] if module else 'program', parsed, turns, mesh, frames, frozenset(running))

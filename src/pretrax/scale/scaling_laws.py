@@ -15,8 +15,13 @@ import numpy as np
 from pretrax.errors import UserError
 
 DELTA = 1e-3  # of the Huber loss, on log L; appendix D.2
-_STARTS = {'a': (0, 5, 10, 15, 20, 25), 'b': (0, 5, 10, 15, 20, 25), 'e': (-1, -0.5, 0, 0.5, 1), 'alpha': (0, 0.5, 1,
-1.5, 2), 'beta': (0, 0.5, 1, 1.5, 2)}  # fmt: skip
+_STARTS = {
+    'a': (0, 5, 10, 15, 20, 25),
+    'b': (0, 5, 10, 15, 20, 25),
+    'e': (-1, -0.5, 0, 0.5, 1),
+    'alpha': (0, 0.5, 1, 1.5, 2),
+    'beta': (0, 0.5, 1, 1.5, 2),
+}
 _MINIMIZED = 12  # of the 4,500 starts, those with the lowest loss
 _COSTS = 200  # points of the envelope
 _SAME_BUDGET = 0.15  # part by which the FLOPs of runs with one budget may differ
@@ -220,10 +225,15 @@ def _parametric(points: Sequence[Point], start: dict[str, float] | None) -> tupl
         value = np.where(inside, 0.5 * residual**2, DELTA * (np.abs(residual) - 0.5 * DELTA)).sum(-1)
         slope = np.clip(residual, -DELTA, DELTA)[..., None, :] * weights
         gradient = np.stack(
-            [slope[..., 0, :], slope[..., 1, :], slope[..., 2, :], -slope[..., 0, :] * (n - mean_n), -slope[..., 1,
-            :] * (d - mean_d)],
+            [
+                slope[..., 0, :],
+                slope[..., 1, :],
+                slope[..., 2, :],
+                -slope[..., 0, :] * (n - mean_n),
+                -slope[..., 1, :] * (d - mean_d),
+            ],
             -2,
-        ).sum(-1)  # fmt: skip
+        ).sum(-1)
         return value, gradient
 
     if start is None:
@@ -254,7 +264,12 @@ def _parametric(points: Sequence[Point], start: dict[str, float] | None) -> tupl
     a = beta / (alpha + beta)
     log_g = (math.log(alpha / beta) + log_a - log_b) / (alpha + beta)
     values = {
-        'E': math.exp(log_e), 'A': math.exp(log_a), 'B': math.exp(log_b), 'alpha': alpha, 'beta': beta,
-        'a': a, 'log k': log_g - a * math.log(6),
-    }  # fmt: skip
+        'E': math.exp(log_e),
+        'A': math.exp(log_a),
+        'B': math.exp(log_b),
+        'alpha': alpha,
+        'beta': beta,
+        'a': a,
+        'log k': log_g - a * math.log(6),
+    }
     return values, []

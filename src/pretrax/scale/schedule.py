@@ -202,10 +202,18 @@ class _Reader:
             c = one.collective
             transfers.append(
                 Transfer(
-                    one.name, c.kind, c.axes, one.form, self._stands_for(one), c.times, c.bytes,
-                    wire_bytes(c.kind, c.bytes, len(one.group)), seconds, self.exposed.get(one.name, seconds),
+                    one.name,
+                    c.kind,
+                    c.axes,
+                    one.form,
+                    self._stands_for(one),
+                    c.times,
+                    c.bytes,
+                    wire_bytes(c.kind, c.bytes, len(one.group)),
+                    seconds,
+                    self.exposed.get(one.name, seconds),
                 )
-            )  # fmt: skip
+            )
         return Schedule(tuple(transfers), self.compute)
 
     def _span(self, name: str) -> _Span:

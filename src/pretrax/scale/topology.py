@@ -64,12 +64,22 @@ _GPUS = {
 # the host's); Amazon, aws.amazon.com/ec2/instance-types, the page of each; Microsoft,
 # learn.microsoft.com/azure/virtual-machines/sizes; NVIDIA, the datasheet of each DGX.
 MACHINES = {
-    'a2-ultra': ('a100', 100), 'a3-high': ('h100', 800), 'a3-mega': ('h100', 1600), 'a3-ultra': ('h200', 3200),
-    'a4': ('b200', 3200), 'p4de': ('a100', 400), 'p5': ('h100', 3200), 'p5en': ('h200', 3200), 'p6-b200': ('b200',
-    3200),
-    'nd-h100-v5': ('h100', 3200), 'nd-h200-v5': ('h200', 3200),
-    'dgx-a100': ('a100', 1600), 'dgx-h100': ('h100', 3200), 'dgx-h200': ('h200', 3200), 'dgx-b200': ('b200', 3200),
-}  # fmt: skip
+    'a2-ultra': ('a100', 100),
+    'a3-high': ('h100', 800),
+    'a3-mega': ('h100', 1600),
+    'a3-ultra': ('h200', 3200),
+    'a4': ('b200', 3200),
+    'p4de': ('a100', 400),
+    'p5': ('h100', 3200),
+    'p5en': ('h200', 3200),
+    'p6-b200': ('b200', 3200),
+    'nd-h100-v5': ('h100', 3200),
+    'nd-h200-v5': ('h200', 3200),
+    'dgx-a100': ('a100', 1600),
+    'dgx-h100': ('h100', 3200),
+    'dgx-h200': ('h200', 3200),
+    'dgx-b200': ('b200', 3200),
+}
 
 
 @dataclasses.dataclass(frozen=True)

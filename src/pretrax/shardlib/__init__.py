@@ -100,4 +100,4 @@ __all__ = [
     'unroll',
     'vary_together',
     'zero_gradient',
-]  # fmt: skip
+]

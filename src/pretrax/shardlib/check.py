@@ -138,9 +138,10 @@ def check_array(value: Any, array: ArrayType, what: str, partial: frozenset[str]
     """Checks one array. It may also vary over the axes `partial`, which are about to be reduced."""
     if not isinstance(value, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
         raise ShardingError(
-            f'{what}: {array} expected', found=f'{type(value).__name__} {value!r:.60}',
+            f'{what}: {array} expected',
+            found=f'{type(value).__name__} {value!r:.60}',
             fix='make it an array, as in jnp.float32(x)' if isinstance(value, bool | int | float) else None,
-        )  # fmt: skip
+        )
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
         check_axes_exist(array, mesh, what)
@@ -148,14 +149,16 @@ def check_array(value: Any, array: ArrayType, what: str, partial: frozenset[str]
     if not _same_dtype(value.dtype, array):
         is_key = array.dtype_name == 'key'
         raise ShardingError(
-            f"{what}: {array} expected, not {value.dtype}",
-            **shown, fix='pass a key made by jax.random.key' if is_key else f'x.astype(jnp.{np.dtype(array.dtype)})',
-        )  # fmt: skip
+            f'{what}: {array} expected, not {value.dtype}',
+            **shown,
+            fix='pass a key made by jax.random.key' if is_key else f'x.astype(jnp.{np.dtype(array.dtype)})',
+        )
     if len(value.shape) != len(array.dims):
         raise ShardingError(
             f'{what}: {array} has {len(array.dims)} dimensions, the value has {len(value.shape)}',
-            **shown, fix='name every dimension of the value, in order',
-        )  # fmt: skip
+            **shown,
+            fix='name every dimension of the value, in order',
+        )
     in_shard_map = bool(mesh.manual_axes)
     known = not isinstance(value, np.ndarray | np.generic | jax.ShapeDtypeStruct)
     allowed = partial | _independent.get()
@@ -171,9 +174,10 @@ def check_array(value: Any, array: ArrayType, what: str, partial: frozenset[str]
             expected, by = (sizes or {}).get(dim.name, (whole, ''))
         if expected != whole:
             raise ShardingError(
-                f"{what}: {array} has {dim.name} = {whole}, but {dim.name} is {expected} by {by}",
-                **shown, fix=_fix_for_size(array, dim, whole, expected, mesh, extra),
-            )  # fmt: skip
+                f'{what}: {array} has {dim.name} = {whole}, but {dim.name} is {expected} by {by}',
+                **shown,
+                fix=_fix_for_size(array, dim, whole, expected, mesh, extra),
+            )
         if sizes is not None and dim.name != '_' and not dim.name.isdecimal():
             sizes.setdefault(dim.name, (whole, what))
     if not extra:

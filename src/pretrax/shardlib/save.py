@@ -33,6 +33,8 @@ def keep_by_name(choices: Mapping[str, Choice]) -> Callable[..., Any]:
     if not offloaded:
         return jax.checkpoint_policies.save_only_these_names(*kept)
     return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=kept, names_which_can_be_offloaded=offloaded,
-        offload_src='device', offload_dst='pinned_host',
-    )  # fmt: skip
+        names_which_can_be_saved=kept,
+        names_which_can_be_offloaded=offloaded,
+        offload_src='device',
+        offload_dst='pinned_host',
+    )

@@ -90,6 +90,19 @@ def _was_computed(primitive: Any, *_: Any, **__: Any) -> bool:
 
 
 _MOVES = {
-    'all_gather', 'broadcast_in_dim', 'claim', 'convert_element_type', 'copy', 'dynamic_slice', 'expand_dims',
-    'known_same', 'name', 'pvary', 'reshape', 'settle', 'slice', 'squeeze', 'transpose',
-}  # fmt: skip
+    'all_gather',
+    'broadcast_in_dim',
+    'claim',
+    'convert_element_type',
+    'copy',
+    'dynamic_slice',
+    'expand_dims',
+    'known_same',
+    'name',
+    'pvary',
+    'reshape',
+    'settle',
+    'slice',
+    'squeeze',
+    'transpose',
+}

@@ -31,20 +31,42 @@ _DEEPEST = 16  # references to references
 _UNKNOWN_STEPS = 1000
 _PROFILE, _TARGET = 'settings.step_profile', 'settings.training_target'
 _NOT_NEEDED = (
-    ('pretrax wires the parts of a run itself',
-     ('component_key', 'variant_key', '*.component_key', '*.variant_key', '*.instance_key', '*.pass_type',
-     '*_dataloaders')),
-    ('batches are a function of the seed and the step; the tokens say where documents end',
-     ('collate_fn.*', '*.collate_fn.*', '*.sampler.config.*', '*.batch_sampler.config.*', '*.dataloader_tag',
-     '*.num_workers', '*.pin_memory', '*.sample_key',
-      '*.reuse_last_target', '*dataset*.config.sequence_length')),
-    ('processes, devices and names are found at the start', ('settings.cuda_env.*', 'settings.experiment_id',
-    'settings.config_file_path', 'settings.referencing_keys.*')),
+    (
+        'pretrax wires the parts of a run itself',
+        (
+            'component_key',
+            'variant_key',
+            '*.component_key',
+            '*.variant_key',
+            '*.instance_key',
+            '*.pass_type',
+            '*_dataloaders',
+        ),
+    ),
+    (
+        'batches are a function of the seed and the step; the tokens say where documents end',
+        (
+            'collate_fn.*',
+            '*.collate_fn.*',
+            '*.sampler.config.*',
+            '*.batch_sampler.config.*',
+            '*.dataloader_tag',
+            '*.num_workers',
+            '*.pin_memory',
+            '*.sample_key',
+            '*.reuse_last_target',
+            '*dataset*.config.sequence_length',
+        ),
+    ),
+    (
+        'processes, devices and names are found at the start',
+        ('settings.cuda_env.*', 'settings.experiment_id', 'settings.config_file_path', 'settings.referencing_keys.*'),
+    ),
     ('a setting that would have no effect is refused', ('settings.consistency_enforcement.*',)),
     ('the paths of the components are used', ('settings.paths.*', 'settings.intervals.*')),
     ('every program is compiled by XLA', ('*.fullgraph', '*.debug', 'compiled_model.*')),
     ('the count follows from batch.tokens', ('settings.training_target.*', 'settings.step_profile.*', 'dp_degree.*')),
-)  # fmt: skip
+)
 
 
 # component_key -> (whether nothing is lost, the reason). For components that the functions below do not read, or read

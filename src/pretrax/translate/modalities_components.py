@@ -8,12 +8,26 @@ from pretrax.config.problems import shown
 from pretrax.errors import UserError
 from pretrax.translate.translation import Translation
 
-MODEL_WRAPPERS = {'fsdp_wrapped', 'fsdp1_wrapped', 'fsdp2_wrapped', 'model_initialized', 'compiled',
-'activation_checkpointed',
-                  'gpt2_tp', 'debugging_enriched', 'fsdp1_checkpointed', 'activation_checkpointed_fsdp1'}  # fmt: skip
+MODEL_WRAPPERS = {
+    'fsdp_wrapped',
+    'fsdp1_wrapped',
+    'fsdp2_wrapped',
+    'model_initialized',
+    'compiled',
+    'activation_checkpointed',
+    'gpt2_tp',
+    'debugging_enriched',
+    'fsdp1_checkpointed',
+    'activation_checkpointed_fsdp1',
+}
 _MULTIPLE = 256  # what the width of a SwiGLU is rounded up to
-_MESH = {'data_parallel_replicate_degree': 'r', 'data_parallel_shard_degree': 'd', 'tensor_parallel_degree': 't',
-         'pipeline_parallel_degree': 'p', 'context_parallel_degree': 'c'}  # fmt: skip
+_MESH = {
+    'data_parallel_replicate_degree': 'r',
+    'data_parallel_shard_degree': 'd',
+    'tensor_parallel_degree': 't',
+    'pipeline_parallel_degree': 'p',
+    'context_parallel_degree': 'c',
+}
 _NORMS = {'layer_norm': 'layernorm', 'rms_norm': 'rmsnorm', 'pytorch_rms_norm': 'rmsnorm'}
 _DTYPES = {
     'BF_16': 'bf16',

@@ -54,13 +54,17 @@ TOOLS = {
         'nanoGPT', _read_python, nanogpt.DEFAULTS, nanogpt.SOURCE, frozenset(nanogpt.TYPICAL), nanogpt.translate
     ),
     'modalities': Tool(
-        'Modalities', lambda path: modalities.flat(read_file(path).values), {}, modalities.SOURCE,
-        frozenset({modalities.MARK}), modalities.translate,
+        'Modalities',
+        lambda path: modalities.flat(read_file(path).values),
+        {},
+        modalities.SOURCE,
+        frozenset({modalities.MARK}),
+        modalities.translate,
     ),
     'maxtext': Tool(
         'MaxText', maxtext.read, maxtext.DEFAULTS, maxtext.SOURCE, frozenset(maxtext.TYPICAL), maxtext.translate
     ),
-}  # fmt: skip
+}
 
 
 def translate(tool: str, path: Path, devices: int | None = None) -> Translation:

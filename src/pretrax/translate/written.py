@@ -13,10 +13,24 @@ _WIDTH = 110
 _SHOWN = (Fate.CHANGED, Fate.NO_EQUIVALENT, Fate.UNKNOWN)  # in the terminal
 _LISTED = (*_SHOWN, Fate.NOT_NEEDED)  # in the file
 _SECTIONS = (
-    'name', 'run_dir', 'seed', 'steps', 'init_from', 'model', 'data', 'batch', 'optimizer', 'schedule', 'mesh',
+    'name',
+    'run_dir',
+    'seed',
+    'steps',
+    'init_from',
+    'model',
+    'data',
+    'batch',
+    'optimizer',
+    'schedule',
+    'mesh',
     'precision',
-    'memory', 'checkpoint', 'faults', 'eval', 'log',
-)  # fmt: skip
+    'memory',
+    'checkpoint',
+    'faults',
+    'eval',
+    'log',
+)
 _SHOWN_KEYS = 4  # of those that share a reason, in the terminal
 
 

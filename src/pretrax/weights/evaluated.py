@@ -110,9 +110,13 @@ def _used(model: LanguageModel | None, trained: 'Trained', weights: Any, reading
     run = trained.run
     _report(f'{trained.run_dir.name}: computes in {run.compute}')
     return LanguageModel(
-        run.recipe.model, weights, getattr(run.source, 'tokenizer', None),
-        length=reading.max_length or trained.length, end=trained.end_tokens, batch_tokens=reading.batch_tokens,
-    )  # fmt: skip
+        run.recipe.model,
+        weights,
+        getattr(run.source, 'tokenizer', None),
+        length=reading.max_length or trained.length,
+        end=trained.end_tokens,
+        batch_tokens=reading.batch_tokens,
+    )
 
 
 def follow(

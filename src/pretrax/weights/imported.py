@@ -64,9 +64,13 @@ def import_checkpoint(
 
 
 def _write(
-    model: HuggingFaceModel, place: str, directory: pathlib.Path, run_dir: AnyPath, begin_of_text: bool | str | None,
+    model: HuggingFaceModel,
+    place: str,
+    directory: pathlib.Path,
+    run_dir: AnyPath,
+    begin_of_text: bool | str | None,
     allow_not_finite: bool,
-) -> int:  # fmt: skip
+) -> int:
     """Writes the run, which will be at `run_dir`. Returns the number of parameters of its model."""
     found = model.weights(shapes_of(model.arch))  # raises at once if tensors are missing or have other shapes
     for note in found.notes:

@@ -131,9 +131,14 @@ def write_index(file: TextFile, say: Callable[[int], None] = lambda _: None) -> 
             out.write(rest)
             _refuse_changed(file)
             header = Header(
-                version=VERSION, size=file.state.size or 0, stamp=file.state.stamp, n_bytes=n_bytes, n_lines=n_lines,
-                n_frames=len(frames) // 2, crc32=zlib.crc32(rest, crc),
-            )  # fmt: skip
+                version=VERSION,
+                size=file.state.size or 0,
+                stamp=file.state.stamp,
+                n_bytes=n_bytes,
+                n_lines=n_lines,
+                n_frames=len(frames) // 2,
+                crc32=zlib.crc32(rest, crc),
+            )
             sync_file(out)
             out.seek(0)
             out.write(MAGIC + header.model_dump_json().encode().ljust(_HEADER - len(MAGIC)))

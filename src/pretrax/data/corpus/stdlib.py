@@ -11,9 +11,18 @@ from pretrax.errors import UserError
 
 # Tests, third-party packages, and generated tables.
 SKIPPED_DIRECTORIES = (
-    '__pycache__', '_bundled', 'config-*', 'dist-packages', 'encodings', 'idle_test', 'lib2to3', 'pydoc_data',
-    'site-packages', 'test', 'tests',
-)  # fmt: skip
+    '__pycache__',
+    '_bundled',
+    'config-*',
+    'dist-packages',
+    'encodings',
+    'idle_test',
+    'lib2to3',
+    'pydoc_data',
+    'site-packages',
+    'test',
+    'tests',
+)
 SKIPPED_FILES = ('_casefix.py', '_sysconfigdata*.py', 'entities.py', 'stringprep.py', 'test_*.py')
 
 

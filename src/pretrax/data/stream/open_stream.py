@@ -61,9 +61,15 @@ def open_stream(
     else:
         request.say('validation: none, no text is held out')
     recipe = [
-        _VERSION, corpus.fingerprint(), tokenizer.sha256, tokenizer.end_of_text, shuffle_buffer,
-        sorted(left_out), None if held_out is None else held_out.fingerprint(), *tokenizer.begin_of_text,
-    ]  # fmt: skip
+        _VERSION,
+        corpus.fingerprint(),
+        tokenizer.sha256,
+        tokenizer.end_of_text,
+        shuffle_buffer,
+        sorted(left_out),
+        None if held_out is None else held_out.fingerprint(),
+        *tokenizer.begin_of_text,
+    ]
     fingerprint = 'stream ' + hashlib.sha256(repr(recipe).encode()).hexdigest()
     key = hashlib.sha256(f'{fingerprint} {request.seed}'.encode()).hexdigest()
     shuffled = f'blocks of {shuffle_buffer:,} documents are shuffled with seed {request.seed}'
@@ -76,9 +82,13 @@ def open_stream(
     source = StreamSource(blocks, places, stored, tokenizer, fingerprint, request)
     if is_new and corpus.selection.answer_field:
         report_rows_without_targets(
-            'the stream', lambda numbers: source.batch(0, slice(None), len(numbers)), None, request.sequence_length,
-            request.say, request.batch_rows,
-        )  # fmt: skip
+            'the stream',
+            lambda numbers: source.batch(0, slice(None), len(numbers)),
+            None,
+            request.sequence_length,
+            request.say,
+            request.batch_rows,
+        )
     return source
 
 

@@ -199,9 +199,11 @@ class _Preparation:
             begin = self._begin(tokenizer)
             job = Job(tokenizer.content, begin, tokenizer.end_of_text, encoder, self.validation, cut, tokenizer.name)
             identity = TokenizerIdentity(
-                sha256=tokenizer.sha256, vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text,
+                sha256=tokenizer.sha256,
+                vocab_size=tokenizer.vocab_size,
+                end_of_text=tokenizer.end_of_text,
                 begin_of_text=begin,
-            )  # fmt: skip
+            )
             started = time.perf_counter()
             with create(path, identity, tokenizer.content, recipe) as writer:
                 found = self._tokenize(job, writer)

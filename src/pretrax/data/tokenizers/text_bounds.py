@@ -61,6 +61,8 @@ def _template(before: Sequence[int], after: Sequence[int], names: Mapping[int, s
         names[token]: {'id': names[token], 'ids': [token], 'tokens': [names[token]]} for token in (*before, *after)
     }
     return {
-        'type': 'TemplateProcessing', 'single': whole('A', 0), 'pair': whole('A', 0) + whole('B', 1),
+        'type': 'TemplateProcessing',
+        'single': whole('A', 0),
+        'pair': whole('A', 0) + whole('B', 1),
         'special_tokens': special,
-    }  # fmt: skip
+    }

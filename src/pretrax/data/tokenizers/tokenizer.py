@@ -34,17 +34,36 @@ _END_OF_TEXT_NAMES = (END_OF_TEXT, '<|end_of_text|>', '<eos>', '</s>')
 # Strings on which implementations may differ: contractions, digits, all kinds of spaces, long runs, combining marks,
 # characters beyond 16 bits, names of special tokens, characters that normalization changes.
 PROBES = (
-    '', ' ', '\n', ' \n ', '\r\n', '\t\tx', '   three  blanks ', 'x\n\n\n  y', 'x \n \r y', '\u00a0\u2009\u3000x',
-    "I'll WE'VE don't 'S ''s can\u2019t", '0 12 123 1234 12345 \u0663\u0664 \u00b2\u00bd \u2163',
+    '',
+    ' ',
+    '\n',
+    ' \n ',
+    '\r\n',
+    '\t\tx',
+    '   three  blanks ',
+    'x\n\n\n  y',
+    'x \n \r y',
+    '\u00a0\u2009\u3000x',
+    "I'll WE'VE don't 'S ''s can\u2019t",
+    '0 12 123 1234 12345 \u0663\u0664 \u00b2\u00bd \u2163',
     '!!! ?!.,;: -- ---- ==',
     'na\u00efve ca\ufb01 e\u0301 \u1e9b\u0323 \u212b \u01c5',
     '\u6f22\u5b57\u304b\u306a \ud55c\uad6d\uc5b4 \u0e44\u0e17\u0e22',
     '\U0001f389\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea',
     '\x00\x01\x7f\x80\x9f\ufeff\ufffd\u2028\u2029',
-    'x' * 300, ' ' * 300 + 'x', '\n' * 100, 'ab' * 200, '9' * 100, '_a__b_', 'CamelCaseHTTPServer', '<0x41> \u2581x',
-    'a<|endoftext|>b', '<s> </s> <eos> <unk> [MASK] <|im_start|>',
-    '\u05d0\u05b8 \u0627\u0644\u0639\u0631\u0628\u064a\u0629', '\u0130\u0131\u00df\u017f',
-)  # fmt: skip
+    'x' * 300,
+    ' ' * 300 + 'x',
+    '\n' * 100,
+    'ab' * 200,
+    '9' * 100,
+    '_a__b_',
+    'CamelCaseHTTPServer',
+    '<0x41> \u2581x',
+    'a<|endoftext|>b',
+    '<s> </s> <eos> <unk> [MASK] <|im_start|>',
+    '\u05d0\u05b8 \u0627\u0644\u0639\u0631\u0628\u064a\u0629',
+    '\u0130\u0131\u00df\u017f',
+)
 LARGEST_VOCABULARY = 1 << 22  # every character of Unicode, several times
 _BYTE = re.compile('<0x[0-9A-F]{2}>')
 

@@ -145,11 +145,18 @@ def _byte_level_json(
         'post_processor': None,
         'decoder': letters | {'use_regex': True},
         'model': {
-            'type': 'BPE', 'dropout': None, 'unk_token': None, 'continuing_subword_prefix': None,
-            'end_of_word_suffix': None, 'fuse_unk': False, 'byte_fallback': False, 'ignore_merges': True,
-            'vocab': vocabulary, 'merges': merges,
+            'type': 'BPE',
+            'dropout': None,
+            'unk_token': None,
+            'continuing_subword_prefix': None,
+            'end_of_word_suffix': None,
+            'fuse_unk': False,
+            'byte_fallback': False,
+            'ignore_merges': True,
+            'vocab': vocabulary,
+            'merges': merges,
         },
-    }  # fmt: skip
+    }
     return json.dumps(settings, ensure_ascii=False).encode()
 
 

@@ -146,9 +146,14 @@ def open_held_out(
             )
     else:
         files = open_token_files(
-            path, say, tokenizer=train.tokenizer, vocab_size=train.identity.vocab_size, end_of_text=end_of_text,
-            dtype=dtype, directory=directory,
-        )  # fmt: skip
+            path,
+            say,
+            tokenizer=train.tokenizer,
+            vocab_size=train.identity.vocab_size,
+            end_of_text=end_of_text,
+            dtype=dtype,
+            directory=directory,
+        )
     return files.splits.get('validation') or files.splits['train']
 
 
