@@ -1,5 +1,7 @@
 """Checkpoints are restored bit-exactly on any mesh, and an incomplete one is never used."""
 
+import os
+
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -66,6 +68,14 @@ def test_orbax_restores_what_was_saved(tmp_path):
     assert jax.tree.structure(back) == jax.tree.structure(state)
     assert all(jax.tree.leaves(jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), back, state)))
     assert back.weights.table.sharding == like.weights.table.sharding
+
+
+def test_each_file_and_the_names_in_each_directory_are_put_on_the_disk(tmp_path, monkeypatch):
+    synced, fsync = set(), os.fsync
+    monkeypatch.setattr('os.fsync', lambda file: (synced.add(os.fstat(file).st_ino), fsync(file)))
+    saved(tmp_path, state_on(mesh_of()))
+    assert {path.name for path in tmp_path.rglob('*') if path.stat().st_ino not in synced} == set()
+    assert tmp_path.stat().st_ino in synced
 
 
 def test_description_is_read_without_the_state(tmp_path):

@@ -253,7 +253,8 @@ def publish(
     with (place / MANIFEST).open('wb') as stream:
         stream.write(manifest_content(step, description, arrays, files))
         sync_file(stream)
-    sync_directory(place)
+    for folder, _, _ in place.walk(top_down=False):
+        sync_directory(folder)
     with contextlib.suppress(FileNotFoundError):  # a checkpoint of this step, which is replaced
         (directory / str(step)).rename(place.with_suffix(DELETING))
     place.rename(directory / str(step))
