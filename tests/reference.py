@@ -11,6 +11,9 @@ import types
 import jax
 import jax.numpy as jnp
 
+from pretrax.model.part import weight_types
+from pretrax.model.weights import Layer
+
 
 def logits(w, tokens, segments, positions, arch, masks=None):
     """tokens, segments, positions [B, L] -> [B, L, vocab_size], each row on its own. For `masks`, see `dropped`."""
@@ -92,7 +95,8 @@ def _module(h, w, k, embedded, segments, positions, arch, routers):
     shifted = jnp.concatenate([embedded[k:], jnp.repeat(embedded[-1:], k, axis=0)])  # routers count the last k
     both = jnp.concatenate([norm(h, w.hidden_norm, None, arch), norm(shifted, w.embedding_norm, None, arch)], axis=-1)
     x = both @ jnp.concatenate([w.from_hidden, w.from_embedding])
-    return norm(_layer(x, w.layer, arch.n_layers - 1, segments, positions, arch, {}, routers), w.norm, None, arch)
+    layer = types.SimpleNamespace(**by_name(w.layer))
+    return norm(_layer(x, layer, arch.n_layers - 1, segments, positions, arch, {}, routers), w.norm, None, arch)
 
 
 def ahead_losses(w, batch, arch):
@@ -118,6 +122,11 @@ def mixer_of(i, arch):
     return types[i % len(types)]
 
 
+def by_name(layer):
+    """Every weight that there is, None if the layer does not have it."""
+    return dict.fromkeys(weight_types(Layer)) | layer.named()
+
+
 def layer_of(layers, i, arch):
     """The weights of layer i. A weight of a layer without experts counts those layers, and so on."""
     before = [has_experts(j, arch) for j in range(i)]
@@ -125,7 +134,7 @@ def layer_of(layers, i, arch):
     linear = [mixer in ('delta', 'mamba') for mixer in mixers]
     of_one = {'linear_skip': 'mamba', 'linear_group_norm': 'mamba', 'linear_beta': 'delta', 'linear_norm': 'delta'}
     found = {}
-    for name, stacked in vars(layers).items():
+    for name, stacked in by_name(layers).items():
         if name in ('gate', 'up', 'down', 'up_bias', 'down_bias'):
             n = None if has_experts(i, arch) else before.count(False)
         elif name.startswith(('router', 'expert_', 'shared_')):

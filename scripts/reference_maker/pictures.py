@@ -30,9 +30,9 @@ HELD = (
     Held('hidden states between blocks', 'mlp.py', 'feed_forward', 'h', False),
     Held('queries', 'attention.py', 'context_parallel_attention', 'q', False),
     Held('logits', 'loss.py', 'cross_entropy', 'logits', False),
-    Held('weights: queries', 'weights.py', 'Layer', 'q', True),
-    Held('weights: feed-forward, up', 'weights.py', 'Layer', 'up', True),
-    Held('weights: experts, up', 'weights.py', 'Layer', 'expert_up', True),
+    Held('weights: queries', 'attention.py', 'AttentionWeights', 'q', True),
+    Held('weights: feed-forward, up', 'mlp.py', 'FeedForwardWeights', 'up', True),
+    Held('weights: experts, up', 'moe.py', 'ExpertWeights', 'expert_up', True),
     Held('weights: norm', 'weights.py', 'Layer', 'norm1', True),
     Held('weights: embedding', 'weights.py', 'Weights', 'embed', True),
 )
@@ -122,7 +122,7 @@ def type_of(each: Held) -> str:
     """The type of an array, as it is declared; weights of a layer are stacked over the layers."""
     spec = declared(each.file, each.owner, each.field)
     stacked = declared('weights.py', 'Weights', 'layers').replace('_', 'layers')
-    return f'{stacked} {spec}' if each.owner == 'Layer' else spec
+    return f'{stacked} {spec}' if each.is_weight and each.owner != 'Weights' else spec
 
 
 def _held(axis: str, top: int) -> tuple[list[str], int]:

@@ -96,7 +96,7 @@ def test_a_student_that_equals_its_teacher_has_no_loss_and_no_gradient(direction
     model = distilled(LLAMA, LLAMA, weight=1.0, direction=direction, dtype=dtype)
     weights = jax.tree.map(jnp.asarray, random_weights(model))
     teacher = in_compute_dtype(weights, dtype)
-    assert teacher.layers.q.dtype == teacher.embed.dtype == dtype
+    assert teacher.layers.attention.q.dtype == teacher.embed.dtype == dtype
     gradient, terms, metrics = found_gradient(model, weights, teacher, random_batch(4))
     assert terms['nll'] == 0
     assert abs(metrics['distillation']) < 1e-6

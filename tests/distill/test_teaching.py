@@ -99,7 +99,9 @@ def test_a_teacher_is_the_same_on_any_mesh(teacher, tmp_path):
     one = loaded(student_of(teacher, tmp_path))[0]
     student = student_of(teacher, tmp_path) | {'mesh': {'r': 2, 'd': 2, 't': 2}}
     other = loaded(student)[0]
-    assert {s.data.size for s in other.weights.layers.q.addressable_shards} == {other.weights.layers.q.size // 4}
+    assert {s.data.size for s in other.weights.layers.attention.q.addressable_shards} == {
+        other.weights.layers.attention.q.size // 4
+    }
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(one), jax.device_get(other))
     assert fingerprint(one) == fingerprint(other)
     changed = jax.tree.map(lambda x: x.at[(0,) * x.ndim].add(1e-6), one)
@@ -113,7 +115,7 @@ def test_a_teacher_of_hugging_face_in_the_compute_dtype(tmp_path):
     }  # fmt: skip
     weights, said, run = loaded(values)
     theirs = load_file(LLAMA / 'model.safetensors')['model.layers.1.self_attn.q_proj.weight']
-    found = weights.weights.layers.q[1]
+    found = weights.weights.layers.attention.q[1]
     assert found.dtype == 'bfloat16'
     np.testing.assert_array_equal(found, theirs.T.reshape(found.shape).astype('bfloat16'))
     assert run.recipe.model.teacher.arch.n_layers == 2
@@ -149,7 +151,7 @@ def test_a_student_begins_as_some_layers_of_a_checkpoint(tmp_path):
         weights = warm_state(config.init_from, run, said.append).weights
     theirs = load_file(LLAMA / 'model.safetensors')
     q = theirs['model.layers.1.self_attn.q_proj.weight'].T
-    np.testing.assert_array_equal(weights.layers.q, q.reshape(weights.layers.q.shape))
+    np.testing.assert_array_equal(weights.layers.attention.q, q.reshape(weights.layers.attention.q.shape))
     np.testing.assert_array_equal(weights.norm, theirs['model.norm.weight'])
     assert f'init_from: layers [1] of hf:{LLAMA}' in said
     with jax.set_mesh(run.mesh), pytest.raises(UserError, match=r'init_from.layers: .* has no layer 2; .* 0 to 1'):
@@ -181,7 +183,9 @@ def test_another_teacher_at_the_same_place_is_refused_on_resume(teacher, tmp_pat
     assert len(str(refused.value).splitlines()) < 10
     assert any('resuming from step' in line for line in train(values, allow_changes=True))
     shutil.rmtree(copy)
-    assert open_trained(values['run_dir']).weights().layers.q.shape[0] == 1  # a trained student needs no teacher
+    assert (
+        open_trained(values['run_dir']).weights().layers.attention.q.shape[0] == 1
+    )  # a trained student needs no teacher
     with pytest.raises(UserError, match=r'distill.teacher: .* is neither a checkpoint nor a run'):
         train(values)
 

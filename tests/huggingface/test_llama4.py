@@ -12,6 +12,7 @@ from pretrax.errors import UserError
 from pretrax.huggingface.configs import read_options, write_config
 from pretrax.huggingface.model import open_model
 from pretrax.model.architecture import resolve
+from pretrax.model.weights import layers_with
 
 GOLDEN = Path(__file__).parents[1] / 'goldens' / 'llama4'
 CONFIG = json.loads((GOLDEN / 'config.json').read_text())
@@ -29,7 +30,7 @@ def arch_of(**fields):
 def test_layers_with_experts(layers, step, expected):
     """`layer_idx in config.moe_layers`; without them, every n-th layer."""
     arch = arch_of(moe_layers=layers, interleave_moe_layer_step=step)
-    assert arch.layers_with('router') == (expected if arch.experts.n_experts else ())
+    assert layers_with(arch, 'router') == (expected if arch.experts.n_experts else ())
     assert (arch.experts.n_experts > 0) == bool(expected)
     assert (arch.sizes['F'] if len(expected) < 4 else 20) == 20  # intermediate_size_mlp, where there is a dense layer
     config, table = write_config(arch, 'llama4')

@@ -10,9 +10,10 @@ import pytest
 
 import reference
 from pretrax.infer.weights import Outer, Scales, ServingLayer, serving_weights
-from pretrax.model.layers import LayerSpec, Tokens
+from pretrax.model.block import block
+from pretrax.model.ends import embed
+from pretrax.model.layer_spec import LayerSpec, Tokens
 from pretrax.model.norm import norm
-from pretrax.model.transformer import block, embed
 from pretrax.model.weight_only import scaled_product
 from pretrax.model.weights import Layer
 from pretrax.shardlib import all_gather, f32, i32, make_shardings, typed_shard_map
@@ -37,17 +38,14 @@ def test_layers_are_apart_on_another_mesh_and_matrices_have_the_compute_dtype(fa
     model = transformer(FAMILIES[family], mesh, dtype=jnp.bfloat16)
     weights, served = converted(model, mesh, from_mesh=training)
     assert len(served.layers) == model.arch.n_layers
-    shardings = make_shardings(Layer, mesh)
+    shardings = make_shardings(Layer, mesh).named()
     for i, layer in enumerate(served.layers):
         assert layer.scales == Scales()
-        for field in dataclasses.fields(Layer):
-            stacked, w = getattr(weights.layers, field.name), getattr(layer.weights, field.name)
-            if stacked is None:
-                assert w is None
-                continue
-            assert w.sharding == getattr(shardings, field.name)
-            assert w.dtype == (jnp.bfloat16 if field.name in MATRICES else jnp.float32), field.name
-            np.testing.assert_array_equal(np.asarray(w), stacked[i].astype(w.dtype))
+        assert layer.weights.named().keys() == weights.layers.named().keys()
+        for name, w in layer.weights.named().items():
+            assert w.sharding == shardings[name]
+            assert w.dtype == (jnp.bfloat16 if name in MATRICES else jnp.float32), name
+            np.testing.assert_array_equal(np.asarray(w), weights.layers.named()[name][i].astype(w.dtype))
     np.testing.assert_array_equal(np.asarray(served.outer.embed), weights.embed.astype(jnp.bfloat16))
     assert (served.outer.unembed is None) == (weights.unembed is None)
     assert served.outer.norm.dtype == jnp.float32
@@ -59,11 +57,11 @@ def test_int8_weights_are_within_half_of_their_scale(family):
     model = transformer(FAMILIES[family], mesh)
     weights, served = converted(model, mesh, 'int8')
     for name in MATRICES:
-        stacked = getattr(weights.layers, name)
+        stacked = weights.layers.named().get(name)
         if stacked is None:
             continue
         for i, layer in enumerate(served.layers):
-            values = np.asarray(getattr(layer.weights, name))
+            values = np.asarray(layer.weights.named()[name])
             assert values.dtype == np.int8
             inputs = {'o': (0, 1)}.get(name, (1,) if name.startswith('expert_') else (0,))
             scale = np.expand_dims(np.asarray(getattr(layer.scales, name)), inputs)
@@ -99,12 +97,13 @@ def dequantized(weights, served):
 
     def stack(name):
         inputs = {'o': (0, 1)}.get(name, (1,) if name.startswith('expert_') else (0,))
-        parts = [(getattr(layer.weights, name), getattr(layer.scales, name)) for layer in served.layers]
+        parts = [(layer.weights.named()[name], getattr(layer.scales, name)) for layer in served.layers]
         return np.stack([np.asarray(w) * np.expand_dims(np.asarray(scale), inputs) for w, scale in parts])
 
-    present = {name: stack(name) for name in MATRICES if getattr(weights.layers, name) is not None}
+    stacked = weights.layers.named()
+    stacked |= {name: stack(name) for name in MATRICES if name in stacked}
     table = np.asarray(served.outer.unembed) * np.asarray(served.outer.unembed_scale)[:, None]
-    return dataclasses.replace(weights, layers=dataclasses.replace(weights.layers, **present), unembed=table)
+    return dataclasses.replace(weights, layers=Layer.from_named(stacked), unembed=table)
 
 
 def logits_of(model):

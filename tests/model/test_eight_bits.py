@@ -16,9 +16,10 @@ from pretrax.config import schema
 from pretrax.errors import UserError
 from pretrax.model import eight_bits, numerics
 from pretrax.model.matmul import grouped_product, product
-from pretrax.model.numerics import Format, choose_numerics
+from pretrax.model.numerics import Format, choose_numerics, unsupported_experts
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
+from pretrax.model.weights import Layer
 from pretrax.shardlib import all_gather, defer_reduction, f32, num, psum, typed_shard_map  # fmt: skip
 from pretrax.train import optimizer
 from pretrax.train.step import Recipe, make_gradients, make_step, step_keys
@@ -262,7 +263,7 @@ def test_training_in_eight_bits_ends_near_the_compute_dtype_and_is_reproducible(
                 once = []
                 for n in (0, 0, 1):
                     again = jax.tree.map(jax.device_put, start._replace(step=np.int32(n)))
-                    once.append(np.asarray(step(again, chain(0))[0].optimizer.mu.layers.q))
+                    once.append(np.asarray(step(again, chain(0))[0].optimizer.mu.layers.attention.q))
                 assert np.array_equal(once[0], once[1])
                 assert not np.array_equal(once[0], once[2])  # other roundings in another step
                 assert step_keys(recipe, 0)
@@ -282,7 +283,7 @@ def test_patterns_choose_products():
 
     def choose(exempt, **more):
         where = {'platform': 'tpu', 'device_kind': 'TPU v5e'} | more
-        return choose_numerics('int8', exempt, arch, 'blocks', sizes, **where)
+        return choose_numerics('int8', exempt, Layer.products_in(arch), '', sizes, **where)
 
     chosen, line = choose(numerics.EXEMPT)
     assert [set(block.values()) for block in chosen.blocks] == [{'compute'}, {'int8'}, {'int8'}, {'compute'}]
@@ -321,15 +322,18 @@ def test_the_report_says_slow_for_a_device_without_hardware(kind, platform, devi
 def test_unsupported_experts_and_stages_are_reported_or_refused():
     mesh = mesh_of()
     arch = decoder(MIXTURE, mesh, 'compute', numerics.EXEMPT).arch
-    chosen, line = choose_numerics('int8', ('head',), arch, 'ragged', dict(mesh.shape), 'tpu', 'TPU v5e')
+    layers, mesh_of_e, stages = Layer.products_in(arch), dict(mesh_of(e=2).shape), dict(mesh_of(p=2).shape)
+    ragged = unsupported_experts(arch, 'ragged', mesh.shape)
+    chosen, line = choose_numerics('int8', ('head',), layers, ragged, dict(mesh.shape), 'tpu', 'TPU v5e')
     assert chosen.blocks[0]['expert_up'] == 'compute'
     assert chosen.blocks[0]['shared_up'] == 'int8'
     assert 'expert_up too: jax.lax.ragged_dot does not support it' in line
-    chosen, line = choose_numerics('fp8', ('head',), arch, 'blocks', dict(mesh_of(e=2).shape), 'cuda', 'NVIDIA H200')
+    sharded = unsupported_experts(arch, 'blocks', mesh_of_e)
+    chosen, line = choose_numerics('fp8', ('head',), layers, sharded, mesh_of_e, 'cuda', 'NVIDIA H200')
     assert chosen.blocks[0]['expert_up'] == 'compute'
     assert 'expert_up too: experts sharded over e do not support it' in line
+    four = Layer.products_in(decoder(LLAMA | {'n_layers': 4}, mesh, 'compute', ()).arch)
     with pytest.raises(UserError, match=r"the stages of mesh.p = 2 run one program\n.*exempt='\[head\]'"):
-        choose_numerics('fp8', numerics.EXEMPT, decoder(LLAMA | {'n_layers': 4}, mesh, 'compute', ()).arch, 'blocks',
-                        dict(mesh_of(p=2).shape), 'cuda', 'NVIDIA H200')  # fmt: skip
+        choose_numerics('fp8', numerics.EXEMPT, four, '', stages, 'cuda', 'NVIDIA H200')
     with pytest.raises(UserError, match=r'int8 does not support pipeline stages .mesh.p = 2'):
-        choose_numerics('int8', ('head',), arch, 'blocks', dict(mesh_of(p=2).shape), 'tpu', 'TPU v5e')
+        choose_numerics('int8', ('head',), layers, '', stages, 'tpu', 'TPU v5e')

@@ -12,6 +12,7 @@ from pretrax.errors import UserError
 from pretrax.model.architecture import resolve
 from pretrax.model.families import FAMILIES, PRESET_NAMES, presets
 from pretrax.model.option_names import RENAMED
+from pretrax.model.weights import layers_with
 from published import ABOUT, PUBLISHED
 from small import LATENT, LLAMA, MIXTURE, count_parameters, mesh_of, transformer
 
@@ -328,9 +329,10 @@ def test_layers_with_experts_are_counted_as_qwen_and_deepseek_count_them():
         ({'window': 4, 'layer_types': ('full', 'window', 'window'), 'dense_layers': (0, 1, 2, 3, 4)}, (5,)),
     ):  # fmt: skip
         arch = resolve(decoder_options(**known, **options), 100, 16)
-        assert arch.layers_with('router') == arch.layers_with('expert_up') == arch.layers_with('shared_mix') == expected
-        assert arch.layers_with('up') == tuple(i for i in range(6) if i not in expected)
-        assert arch.layers_with('q') == arch.layers_with('norm2') == tuple(range(6))
+        for name in ('experts', 'router', 'expert_up', 'shared_mix'):
+            assert layers_with(arch, name) == expected
+        assert layers_with(arch, 'up') == tuple(i for i in range(6) if i not in expected)
+        assert layers_with(arch, 'q') == layers_with(arch, 'norm2') == tuple(range(6))
     assert arch.windows == (0, 4, 4, 0, 4, 4)
 
 

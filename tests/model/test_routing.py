@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pretrax.model.routing import adjust, choose_experts
+from pretrax.model.weights import Layer
 from pretrax.train import optimizer
 from pretrax.train.groups import DEFAULT_NO_DECAY, Group, adjusted, weight_settings
 from pretrax.train.step import Recipe, make_step
@@ -68,12 +69,12 @@ def test_experts_and_weights_follow_the_formulas(changes):
 def test_a_bias_moves_against_the_load_exactly():
     """Loads beyond the whole numbers of f32 in their sum: 8 * 2^22 + 1 tokens, so the mean is 2^22 and a bit."""
     model = transformer(DEEPSEEK)
-    layers = dataclasses.replace(random_weights(model).layers, router_bias=jnp.zeros((2, 8)))
+    layers = Layer.from_named(random_weights(model).layers.named() | {'router_bias': jnp.zeros((2, 8))})
     weights = dataclasses.replace(random_weights(model), layers=layers)
     even = np.full(8, 2**22)
     loads = np.array([even + np.eye(8, dtype=int)[3], [0, 1, 2, 3, 4, 5, 6, 7]])
     table = jnp.concatenate([jnp.asarray(loads, jnp.float32), jnp.zeros((2, 1))], axis=1)
-    after = np.asarray(adjust(weights, {'routing': table}, model.arch).layers.router_bias)
+    after = np.asarray(adjust(weights, {'routing': table}, model.arch).layers.experts.router_bias)
     signs = [[1, 1, 1, -1, 1, 1, 1, 1], [1, 1, 1, 1, -1, -1, -1, -1]]
     np.testing.assert_array_equal(after, np.float32(0.03) * np.float32(signs))
 
@@ -82,14 +83,14 @@ def test_biases_that_are_frozen_stay():
     model = transformer(DEEPSEEK)
     weights = random_weights(model)
     table = {'routing': jnp.concatenate([jnp.tile(jnp.arange(8.0), (2, 1)), jnp.zeros((2, 1))], axis=1)}
-    moved = adjust(weights, table, model.arch).layers.router_bias != weights.layers.router_bias
+    moved = adjust(weights, table, model.arch).layers.experts.router_bias != weights.layers.experts.router_bias
     assert moved.all()
     for pattern, expected in (('layers[0].*', [0, 1]), ('*router*', [0, 0]), ('layers.q*', [1, 1])):
         settings = weight_settings(weights, 0.1, groups=(Group((pattern,), 0.0),), arch=model.arch)
         after = adjusted(model, weights, table, settings)
-        still = after.layers.router_bias == weights.layers.router_bias
+        still = after.layers.experts.router_bias == weights.layers.experts.router_bias
         np.testing.assert_array_equal(np.all(still, axis=1), np.logical_not(expected))
-        assert after.layers.q_b is weights.layers.q_b
+        np.testing.assert_array_equal(after.layers.attention.q, weights.layers.attention.q)
 
 
 def trained(mesh, accumulation=1, steps=3, **more):
@@ -111,11 +112,11 @@ def trained(mesh, accumulation=1, steps=3, **more):
 
 @pytest.mark.slow
 def test_biases_are_the_same_for_any_number_of_micro_batches():
-    before = random_weights(transformer(DEEPSEEK)).layers.router_bias
+    before = random_weights(transformer(DEEPSEEK)).layers.experts.router_bias
     whole, parts = trained({}), trained({}, accumulation=4)
-    after = whole.weights.layers.router_bias
-    assert whole.optimizer.mu.layers.router_bias is None
-    np.testing.assert_array_equal(after, parts.weights.layers.router_bias)
+    after = whole.weights.layers.experts.router_bias
+    assert whole.optimizer.mu.layers.experts.router_bias is None
+    np.testing.assert_array_equal(after, parts.weights.layers.experts.router_bias)
     moved = np.rint((after - before) / np.float32(0.03))  # each step moves each bias by the rate, up or down, or not
     assert np.all(np.abs(moved) <= 3)
     assert (moved > 0).any()

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from pretrax.model.architecture import LayerKind
 from pretrax.model.stack import Segment, Stack, segments
 
-DENSE, EXPERTS = LayerKind(0, None, None), LayerKind(0, None, None, experts=True)
+DENSE, EXPERTS = {'norm1', 'up'}, {'norm1', 'router'}
 
 
 @pytest.mark.parametrize(

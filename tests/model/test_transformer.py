@@ -14,10 +14,11 @@ from pretrax.model.architecture import resolve
 from pretrax.model.axes import TOKENS
 from pretrax.model.loss import Batch
 from pretrax.model.norm import norm
+from pretrax.model.part import weight_types
 from pretrax.model.pipeline_schedule import PipelineSchedule
 from pretrax.model.plan import choose_reduction
 from pretrax.model.rope import rope
-from pretrax.model.weights import Layer, MultiToken, Weights
+from pretrax.model.weights import Weights
 from pretrax.shardlib import f32, psum, typed_shard_map
 from pretrax.train.evaluate import make_evaluate
 from pretrax.train.step import make_gradients
@@ -130,9 +131,8 @@ def test_the_models_of_this_file_have_every_weight():
         with jax.set_mesh(mesh_of()):
             paths = jax.tree_util.tree_leaves_with_path(transformer(options).abstract())
         found |= {path[-1].name for path, _ in paths}
-    every = {field.name for kind in (Weights, Layer, MultiToken) for field in dataclasses.fields(kind)}
     of_distillation = {'hidden_projection'}  # distill/test_hidden_states.py
-    assert found == every - {'layers', 'multi_token', 'layer'} - of_distillation
+    assert found == weight_types(Weights).keys() - of_distillation
 
 
 @pytest.mark.parametrize('options', ALL_WEIGHTS)
@@ -156,10 +156,11 @@ def test_initial_weights(options):
             few = name == 'sinks'  # 8 layers of 4 heads
             assert x.std() == pytest.approx(std, rel=0.3 if few else 0.05), name
             assert abs(x.mean()) < (0.5 if few else 0.05) * std, name
-    layers = w.layers
-    first = (layers.q, layers.k, layers.v, layers.q[1]) if layers.q is not None else (layers.kv_a, layers.kv_b)
-    modules = (w.multi_token.layer.o, w.multi_token.from_hidden) if w.multi_token.norm is not None else ()
-    everything = [x.ravel()[:8] for x in (w.embed, *first, layers.o, *modules)]
+    attention = w.layers.attention
+    latent = attention.latent
+    first = (attention.q, attention.k, attention.v, attention.q[1]) if latent is None else (latent.kv_a, latent.kv_b)
+    modules = (w.multi_token.layer.attention.o, w.multi_token.from_hidden) if w.multi_token.norm is not None else ()
+    everything = [x.ravel()[:8] for x in (w.embed, *first, attention.o, *modules)]
     assert len({x.tobytes() for x in everything}) == len(everything)  # no two weights begin alike
 
 

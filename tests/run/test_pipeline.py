@@ -131,7 +131,10 @@ def test_evaluation_and_a_round_trip_to_other_stages(tmp_path):
                 state = fresh_state(recipe, random_weights(model))
             else:
                 state = restore(tmp_path, restored, abstract_state(recipe))
-            assert state.weights.layers.q.sharding.shard_shape(state.weights.layers.q.shape)[0] == 4 // p
+            assert (
+                state.weights.layers.attention.q.sharding.shard_shape(state.weights.layers.attention.q.shape)[0]
+                == 4 // p
+            )
             checkpoints.save(len(states) + 1, state, {})
             checkpoints.close()
             told.append(jax.device_get(make_evaluate(model)(state.weights, random_batch(ROWS)))['nll'])

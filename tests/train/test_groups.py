@@ -79,9 +79,9 @@ def test_layers_are_those_of_the_decoder_where_only_some_have_a_weight():
         model = transformer(mixed)
         weights = model.abstract()
     layers = weight_settings(weights, 0.0, (), [Group(('layers[:2].*',), 0.0)], arch=model.arch).layers
-    assert np.ravel(layers.q.scale).tolist() == [0, 0, 1, 1]
-    assert np.ravel(layers.expert_up.scale).tolist() == [0, 1, 1]
-    assert layers.up.is_frozen  # it has layer 0 alone
+    assert np.ravel(layers.attention.q.scale).tolist() == [0, 0, 1, 1]
+    assert np.ravel(layers.experts.expert_up.scale).tolist() == [0, 1, 1]
+    assert layers.feed_forward.up.is_frozen  # it has layer 0 alone
 
 
 def test_a_model_without_stacked_layers_has_no_layers_to_slice():
@@ -176,7 +176,7 @@ def test_groups_and_frozen_weights_move_as_with_optax(clip):
     }
     assert_same(state.weights, by_optax(labels, rules, before, clip=clip), rtol=1e-4)
     assert np.array_equal(state.weights.embed, before.embed)
-    assert np.array_equal(state.weights.layers.q, before.layers.q)
+    assert np.array_equal(state.weights.layers.attention.q, before.layers.attention.q)
     if clip:
         assert metrics['grad_norm'] > clip  # that of the weights that are trained
 
@@ -184,8 +184,8 @@ def test_groups_and_frozen_weights_move_as_with_optax(clip):
 def test_frozen_weights_have_no_optimizer_state():
     with jax.set_mesh(mesh_of()):
         every, fewer = (abstract_state(recipe(mesh_of(), groups)) for groups in ([], [FREEZE]))
-    assert fewer.optimizer.mu.embed is fewer.optimizer.nu.layers.q is None
-    saved = every.weights.embed.size + every.weights.layers.q.size
+    assert fewer.optimizer.mu.embed is fewer.optimizer.nu.layers.attention.q is None
+    saved = every.weights.embed.size + every.weights.layers.attention.q.size
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(state.optimizer)) for state in (every, fewer)]
     assert sizes[0] - sizes[1] == 2 * saved
 
@@ -198,11 +198,10 @@ def test_every_optimizer_leaves_frozen_weights_alone(name):
     first_half = Group(('layers[:2].*',), 0.0)
     before, state, _ = train(recipe(mesh, [FREEZE, first_half], getattr(optimizer, name)()), mesh, 2)
     assert np.array_equal(state.weights.embed, before.embed)
-    for name, w in vars(state.weights.layers).items():
-        if w is not None:
-            same = w == getattr(before.layers, name)
-            assert same[:2].all()
-            assert same.all() == (name == 'q')
+    for name, w in state.weights.layers.named().items():
+        same = w == before.layers.named()[name]
+        assert same[:2].all()
+        assert same.all() == (name == 'q')
 
 
 @pytest.mark.parametrize(
@@ -221,8 +220,8 @@ def test_the_mesh_does_not_change_what_is_frozen(sizes, options):
     before, state, _ = train(recipe(mesh, groups, options=options, micro_batches=sizes.get('p', 1)), mesh)
     assert_same(state.weights, expected.weights, rtol=1e-3)
     assert np.array_equal(state.weights.embed, before.embed)
-    assert np.array_equal(state.weights.layers.up[:1], before.layers.up[:1])
-    assert not np.array_equal(state.weights.layers.up[1:2], before.layers.up[1:2])
+    assert np.array_equal(state.weights.layers.feed_forward.up[:1], before.layers.feed_forward.up[:1])
+    assert not np.array_equal(state.weights.layers.feed_forward.up[1:2], before.layers.feed_forward.up[1:2])
 
 
 def test_gradients_of_frozen_weights_are_not_computed():

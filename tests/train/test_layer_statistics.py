@@ -16,7 +16,7 @@ from train.test_step import ROWS, recipe
 
 def tree(seed):
     rng = np.random.default_rng(seed)
-    shapes = {'embed': (5, 4), 'layers': {'q': (3, 4, 2), 'norm': (3, 4)}}
+    shapes = {'embed': (5, 4), 'layers': {'q': (3, 4, 2), 'norm1': (3, 4)}}
     return jax.tree.map(lambda s: rng.normal(size=s).astype(np.float32), shapes, is_leaf=lambda x: isinstance(x, tuple))
 
 
@@ -25,7 +25,7 @@ def test_norms_are_those_of_all_weights_of_a_layer_and_of_each_kind():
     found = weight_statistics(before, gradient, after, transformer(LLAMA | {'n_layers': 3}).arch)
     update = jax.tree.map(lambda a, b: a - b, after, before)
     for name, values in {'gradient': gradient, 'update': update, 'weight': before}.items():
-        layers = np.concatenate([values['layers'][kind].reshape(3, -1) for kind in ('q', 'norm')], axis=1)
+        layers = np.concatenate([values['layers'][kind].reshape(3, -1) for kind in ('q', 'norm1')], axis=1)
         np.testing.assert_allclose(found[f'{name}_norm'], np.linalg.norm(layers, axis=1), rtol=1e-5)
         np.testing.assert_allclose(found[f'{name}_rms'], np.sqrt((layers**2).mean(axis=1)), rtol=1e-5)
         np.testing.assert_allclose(found[f'{name}_max'], np.abs(layers).max(axis=1), rtol=1e-6)
@@ -100,5 +100,5 @@ def test_the_gradient_of_a_decoder_by_layer_adds_up_to_that_of_the_step(axes):
     before, found, after, metrics = statistics_and_step(rule, random_batch(ROWS), mesh_of(**axes))
     whole = [found[f'gradient_norm/{name}'] for name in ('embed', 'norm', 'unembed')] + list(found['gradient_norm'])
     np.testing.assert_allclose(np.linalg.norm(whole), metrics['grad_norm'], rtol=1e-5)
-    moved = (after.layers.q - before.layers.q).reshape(2, -1)
+    moved = (after.layers.attention.q - before.layers.attention.q).reshape(2, -1)
     np.testing.assert_allclose(found['update_norm/q'], np.linalg.norm(moved, axis=1), rtol=1e-3)

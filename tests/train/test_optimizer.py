@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pretrax.model.weights import Layer
 from pretrax.train import optimizer
 from pretrax.train.groups import DEFAULT_NO_DECAY
 from pretrax.train.state import init_state
@@ -107,14 +108,13 @@ def test_muon_sees_the_matrices_of_a_decoder_as_they_multiply(name, inputs):
     """Heads belong to the outputs of q and to the inputs of o; the layers are one matrix each."""
     weights = random_weights(transformer(LLAMA))
     rng = np.random.default_rng(0)
-    size = getattr(weights.layers, name).shape
+    zeros = jax.tree.map(np.zeros_like, weights)
+    size = zeros.layers.named()[name].shape
     matrices = [rng.standard_normal((inputs, 32)) * np.geomspace(1, 0.1, 32) for _ in range(size[0])]
-    layers = dataclasses.replace(
-        jax.tree.map(np.zeros_like, weights.layers), **{name: np.reshape(matrices, size).astype(np.float32)}
-    )
-    gradient = dataclasses.replace(jax.tree.map(np.zeros_like, weights), layers=layers)
+    layers = Layer.from_named(zeros.layers.named() | {name: np.reshape(matrices, size).astype(np.float32)})
+    gradient = dataclasses.replace(zeros, layers=layers)
     rule = optimizer.muon()
     update, _ = jax.jit(lambda g: rule.update(g, rule.init(g), g))(gradient)
-    for one in np.asarray(getattr(update.layers, name)).reshape(-1, inputs, 32):
+    for one in np.asarray(update.layers.named()[name]).reshape(-1, inputs, 32):
         values = np.linalg.svd(one, compute_uv=False)
         assert values.max() / np.quantile(values, 0.1) < 2, values  # of the gradient: about 20

@@ -103,8 +103,8 @@ def test_frozen_weights_and_layers_keep_every_bit():
     first, *_, last = trained(recipe(transformer(LLAMA), groups=groups), [random_batch(8, n) for n in range(3)])
     assert last.optimizer.z.embed is None
     assert np.array_equal(first.weights.embed, last.weights.embed)
-    assert np.array_equal(first.weights.layers.q[0], last.weights.layers.q[0])
-    assert not np.array_equal(first.weights.layers.q[1], last.weights.layers.q[1])
+    assert np.array_equal(first.weights.layers.attention.q[0], last.weights.layers.attention.q[0])
+    assert not np.array_equal(first.weights.layers.attention.q[1], last.weights.layers.attention.q[1])
 
 
 @pytest.mark.slow

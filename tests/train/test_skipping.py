@@ -247,7 +247,7 @@ def test_a_gradient_that_overflows_halves_the_scale_and_changes_no_weight():
     assert 5 < skipped - 1 < 34
     assert scales == [2.0 ** (34 - min(n, skipped - 1)) for n in range(40)]
     assert np.isfinite(metrics['loss'])
-    assert not np.array_equal(before[0].layers.q, state.weights.layers.q)
+    assert not np.array_equal(before[0].layers.attention.q, state.weights.layers.attention.q)
 
 
 def test_a_gradient_that_stays_infinite_counts_towards_a_rollback():
@@ -266,10 +266,10 @@ def test_the_scale_saves_small_gradients_in_fp16():
         exact, half = (transformer(SMALL, mesh_of(), dtype=dtype) for dtype in (jnp.float32, jnp.float16))
         weights = random_weights(exact)
         small = dataclasses.replace(weights, norm=weights.norm * 1e-5)  # all gradients before it are small
-        expected = jax.jit(make_gradients(exact, 1))(small, batch)[0].layers.q
+        expected = jax.jit(make_gradients(exact, 1))(small, batch)[0].layers.attention.q
         of_half = jax.jit(make_gradients(half, 1))
         plain, scaled = (
-            of_half(small, batch, **scale)[0].layers.q for scale in ({}, {'loss_scale': jnp.float32(2.0**16)})
+            of_half(small, batch, **scale)[0].layers.attention.q for scale in ({}, {'loss_scale': jnp.float32(2.0**16)})
         )
     error = lambda found: np.linalg.norm(found - expected) / np.linalg.norm(expected)  # noqa: E731
     assert error(scaled) < 0.02

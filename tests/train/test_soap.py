@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrax.model.weights import MATRICES
+from pretrax.model.weights import MATRICES, Layer
 from pretrax.train import optimizer
 from pretrax.train.state import abstract_state
 from pretrax.train.step import Recipe
@@ -93,16 +93,16 @@ def test_directions_are_those_of_the_authors_algorithm(shape, widest):
 def test_each_layer_of_a_stacked_weight_is_a_matrix_of_its_own(name, inputs, outputs):
     """Heads belong to the outputs of k and to the inputs of o."""
     zeros = jax.tree.map(np.zeros_like, random_weights(transformer(LLAMA)))
-    size, rng = getattr(zeros.layers, name).shape, np.random.default_rng(0)
+    size, rng = zeros.layers.named()[name].shape, np.random.default_rng(0)
     rule = optimizer.soap(b1=B1, b2=B2, eps=EPS, precondition_frequency=2)
     update, state, expected = jax.jit(rule.update), rule.init(zeros), None
     for _ in range(4):
         matrices = rng.standard_normal((size[0], inputs, outputs))
-        layers = dataclasses.replace(zeros.layers, **{name: np.float32(matrices).reshape(size)})
+        layers = Layer.from_named(zeros.layers.named() | {name: np.float32(matrices).reshape(size)})
         direction, state = update(dataclasses.replace(zeros, layers=layers), state)
-        found = np.asarray(getattr(direction.layers, name)).reshape(matrices.shape)
+        found = np.asarray(direction.layers.named()[name]).reshape(matrices.shape)
         if expected is None:
-            each = [{'w': getattr(part.layers, name)} for part in state[3:]]
+            each = [{'w': part.layers.named()[name]} for part in state[3:]]
             like = state._replace(**dict(zip(state._fields[3:], each, strict=True)))
             expected = [Soap(g, 2, bases=bases_of(like, 'w', (i,))) for i, g in enumerate(matrices)]
         else:
@@ -119,8 +119,8 @@ def test_preconditioners_are_sharded_and_only_matrices_and_tables_have_them():
     assert like.left.embed is None
     assert like.right.embed.shape == (32, 32)
     assert tuple(like.right.embed.sharding.spec) == ('d', 't')
-    assert like.left.layers.expert_up.shape == (2, 4, 32, 32)
-    assert tuple(like.left.layers.expert_up.sharding.spec) == ('p', 'e', 'd', 't')
+    assert like.left.layers.experts.expert_up.shape == (2, 4, 32, 32)
+    assert tuple(like.left.layers.experts.expert_up.sharding.spec) == ('p', 'e', 'd', 't')
     with_one = {path[-1].name for path, _ in jax.tree_util.tree_leaves_with_path((like.left, like.right))}
     assert with_one <= MATRICES.keys() | {'embed', 'unembed'}
     assert 'router' not in with_one

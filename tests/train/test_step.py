@@ -145,7 +145,7 @@ def test_which_weights_of_a_decoder_decay():
     assert {name for name, by in named.items() if by == 0.3} == matrices
     assert {by for name, by in named.items() if name not in matrices} == {0.0}
     decay = decays(('layers.q', 'embed'))
-    assert (decay.embed, decay.layers.q, decay.layers.q_bias, decay.norm) == (0.0, 0.0, 0.3, 0.3)
+    assert (decay.embed, decay.layers.attention.q, decay.layers.attention.q_bias, decay.norm) == (0.0, 0.0, 0.3, 0.3)
 
 
 def test_a_pattern_that_names_no_weight_is_refused():
@@ -200,7 +200,7 @@ def test_moments_lie_where_their_weights_lie():
     weights = jax.tree.map(lambda x: (x.shape, x.sharding), like.weights)
     assert jax.tree.map(lambda x: (x.shape, x.sharding), like.optimizer.mu) == weights
     assert jax.tree.map(lambda x: (x.shape, x.sharding), like.optimizer.nu) == weights
-    assert like.weights.layers.q.sharding.spec == jax.sharding.PartitionSpec('p', 'd', 't', None)
+    assert like.weights.layers.attention.q.sharding.spec == jax.sharding.PartitionSpec('p', 'd', 't', None)
 
 
 def test_a_state_has_the_shape_that_it_promises():

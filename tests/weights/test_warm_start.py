@@ -36,8 +36,10 @@ def started(values, **changes):
     run = prepare(config_from_values(values | changes), said.append)
     with jax.set_mesh(run.mesh):
         weights = start_weights(open_origin(run.config.init_from), run, said.append)
-    sizes = {s.data.size for s in weights.layers.q.addressable_shards}
-    assert sizes == {weights.layers.q.size // run.mesh.shape['d'] // run.mesh.shape['t']}  # a slice on each device
+    sizes = {s.data.size for s in weights.layers.attention.q.addressable_shards}
+    assert sizes == {
+        weights.layers.attention.q.size // run.mesh.shape['d'] // run.mesh.shape['t']
+    }  # a slice on each device
     return jax.device_get(weights), '\n'.join(said)
 
 
@@ -46,7 +48,7 @@ def test_weights_of_hugging_face_on_a_mesh_with_a_larger_vocabulary(values):
     weights, said = started(values, model={'vocab_size': 300}, init_from=LLAMA)
     theirs = load_file(GOLDENS / 'llama2' / 'model.safetensors')
     q = theirs['model.layers.1.self_attn.q_proj.weight']
-    np.testing.assert_array_equal(weights.layers.q[1], q.T.reshape(24, 4, 6))
+    np.testing.assert_array_equal(weights.layers.attention.q[1], q.T.reshape(24, 4, 6))
     head = theirs['lm_head.weight']
     np.testing.assert_array_equal(weights.unembed[:96], head)
     np.testing.assert_allclose(weights.unembed[96:300], np.tile(head.mean(0), (204, 1)), rtol=1e-5)
@@ -161,10 +163,10 @@ def test_the_weights_that_fit_are_taken_from_hugging_face_layer_by_layer(values)
     theirs = load_file(GOLDENS / 'llama2' / 'model.safetensors')
     for layer in range(2):
         q = theirs[f'model.layers.{layer}.self_attn.q_proj.weight']
-        np.testing.assert_array_equal(weights.layers.q[layer], q.T.reshape(24, 4, 6))
+        np.testing.assert_array_equal(weights.layers.attention.q[layer], q.T.reshape(24, 4, 6))
     for taken, own in (
-        (weights.layers.q[2], drawn.layers.q[2]),
-        (weights.layers.up, drawn.layers.up),
+        (weights.layers.attention.q[2], drawn.layers.attention.q[2]),
+        (weights.layers.feed_forward.up, drawn.layers.feed_forward.up),
         (weights.embed, drawn.embed),
     ):
         np.testing.assert_array_equal(taken, own)

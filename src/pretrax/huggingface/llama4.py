@@ -117,7 +117,7 @@ class InterleavedExperts:
             'intermediate_size_mlp': arch.experts.d_ff_dense or arch.feed_forward.d_ff,
             'num_local_experts': arch.experts.n_experts,
             'num_experts_per_tok': arch.experts.experts_per_token,
-            'moe_layers': list(arch.layers_with('router')),
+            'moe_layers': [i for i, kind in enumerate(arch.kinds) if kind.experts],
             'interleave_moe_layer_step': arch.experts.every,
             'router_aux_loss_coef': arch.experts.router.balance_loss,
         }

@@ -23,7 +23,7 @@ from pretrax.huggingface.files import HuggingFaceCheckpoint, some
 from pretrax.huggingface.names import NameTable, TensorPart, TensorRow, rows
 from pretrax.huggingface.text_part import text_config
 from pretrax.model.architecture import Architecture
-from pretrax.model.weights import MODULES, Weights
+from pretrax.model.weights import MODULES, Weights, layers_with
 from pretrax.shardlib.types import map_type
 
 Piece = tuple[tuple[int, ...], np.ndarray]  # (index along the leading dimensions, values)
@@ -57,7 +57,7 @@ def mapped(table: NameTable, arch: Architecture, present: set[str]) -> list[Mapp
     for row in rows(table):
         if not all(part.path in present for part in row.parts):
             continue
-        with_weight = arch.layers_with(row.parts[0].path.removeprefix('layers.'))
+        with_weight = layers_with(arch, row.parts[0].path.removeprefix('layers.'))
         of_file = {
             'layer': with_weight,
             'global_layer': with_weight,

@@ -20,18 +20,18 @@ from pretrax.infer.kernels import Kernel, attention
 from pretrax.infer.states import read_into_states
 from pretrax.infer.weights import Outer, ServingLayer
 from pretrax.model.architecture import Architecture
-from pretrax.model.attention import gate_output, output_projection, queries_keys_values
+from pretrax.model.attention import AttentionWeights, gate_output, output_projection, queries_keys_values
+from pretrax.model.block import block
 from pretrax.model.ends import embed
 from pretrax.model.latent_attention import absorbed_queries, latent_queries, latents, values_of_latents
-from pretrax.model.layers import LayerSpec, Tokens
+from pretrax.model.layer_spec import LayerSpec, Tokens
 from pretrax.model.matmul import add_bias
 from pretrax.model.norm import norm
 from pretrax.model.plan import ExecutionPlan
 from pretrax.model.recurrent import State
 from pretrax.model.softcap import softcap
-from pretrax.model.transformer import block
 from pretrax.model.weight_only import scaled_product
-from pretrax.model.weights import Layer, with_own_heads
+from pretrax.model.weights import Layer
 from pretrax.shardlib import all_gather, einsum, f32, i32, num, scope, typechecked
 
 
@@ -85,30 +85,36 @@ def _layer(
     layer: LayerSpec,
     kernel: Kernel,
 ) -> tuple[num['B/r/d/e L/c/t M'], Any]:
-    """`transformer.block` with the cache of a layer: attention reads cached keys and values, or latents; other mixers
+    """`block.block` with the cache of a layer: attention reads cached keys and values, or latents; other mixers
     states.
 
     Returns x and the cache after these tokens.
     """
-    scores, w = layer.arch.scores(layer.kind), with_own_heads(w)
+    scores = layer.arch.scores(layer.kind)
     table = tables.ring if layer.kind.window else tables.full
 
     def cached_mixer(h: jax.Array, w: Layer, tokens: Tokens, layer: LayerSpec) -> jax.Array:
         nonlocal kept
-        if layer.kind.mixer != 'attention':
-            out, kept = read_into_states(h, w, kept, tables.slot, positions, layer)
-            return out
-        latent = layer.arch.attention.latent.kv_rank > 0
-        if latent:
-            q = absorbed_queries(latent_queries(h, w, tokens.positions, layer), w, layer)
-            kept = write(kept, latents(h, w, tokens.positions, layer)[0][:, None], None, table, positions)
+        if w.recurrent is not None:
+            out, kept = read_into_states(h, w.recurrent, kept, tables.slot, positions, layer)
+        else:
+            assert w.projections is not None
+            out, kept = cached_attention(h, w.projections, kept, tokens, layer)
+        return norm(out, w.norm1_after, None, layer.arch)
+
+    def cached_attention(
+        h: jax.Array, w: AttentionWeights, kept: Any, tokens: Tokens, layer: LayerSpec
+    ) -> tuple[jax.Array, Any]:
+        if w.latent is not None:
+            q = absorbed_queries(latent_queries(h, w.latent, tokens.positions, layer), w.latent, layer)
+            kept = write(kept, latents(h, w.latent, tokens.positions, layer)[0][:, None], None, table, positions)
         else:
             q, k, v = queries_keys_values(h, w, tokens.positions, layer)
             kept = write(kept, k[0], v[0], table, positions)
         rows = q.reshape(*positions.shape, *q.shape[2:])
         y = attention(kernel, rows, kept, table, positions, scores, w.sinks).reshape(q.shape)
-        y = values_of_latents(y, w, layer) if latent else y
-        return output_projection(gate_output(y, h, w, layer), w, layer)
+        y = y if w.latent is None else values_of_latents(y, w.latent, layer)
+        return output_projection(gate_output(y, h, w, layer), w, layer), kept
 
     x, _ = block(x, w, Tokens(columns, jnp.ones_like(columns), counted=None), layer, cached_mixer)
     return x, kept

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pretrax.model.architecture import Architecture
-from pretrax.model.layers import LayerSpec
-from pretrax.model.recurrent import State, mix, projections, state_output
-from pretrax.model.weights import Layer
+from pretrax.model.layer_spec import LayerSpec
+from pretrax.model.recurrent import RecurrentWeights, State, mix, projections, state_output
 from pretrax.shardlib import i32, make_shardings, num, scope
 
 
@@ -40,7 +39,7 @@ def empty_states(arch: Architecture, slots: int, dtype: DTypeLike) -> State:
 
 def read_into_states(
     h: num['B/r/d/e L/c/t M'],
-    w: Layer,
+    w: RecurrentWeights,
     states: State,
     slot: i32['R/r/d/e'],
     positions: i32['R/r/d/e C'],

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pretrax.model.architecture import Architecture
+from pretrax.model.attention import in_attention
 from pretrax.model.numerics import Formats
 from pretrax.model.stack import Stack
 from pretrax.model.transformer import Transformer
 from pretrax.model.weight_only import quantize
-from pretrax.model.weights import Layer, Weights, layer_with, matrix_dimensions
+from pretrax.model.weights import MATRICES, Layer, Weights
 from pretrax.shardlib import all_gather, f32, make_shardings, num, pytree_dataclass
 
 type WeightKind = Literal['compute', 'int8']
@@ -60,10 +61,7 @@ class Scales:
     def formats(self) -> Formats:
         """How the layer multiplies by its matrices, for `LayerSpec`."""
         scales = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        # by the names of `weights.with_own_heads`
-        return Formats(
-            scales={name.removesuffix('_global'): scale for name, scale in scales.items() if scale is not None}
-        )
+        return Formats(scales={in_attention(name): scale for name, scale in scales.items() if scale is not None})
 
 
 @pytree_dataclass
@@ -123,19 +121,15 @@ def _program(arch: Architecture, dtype: DTypeLike, kind: WeightKind, mesh: Any) 
 
 
 def _convert(dtype: DTypeLike, kind: WeightKind, arch: Architecture, e: int, w: Weights) -> ServingWeights:
-    matrices = matrix_dimensions(w).layers
     layers, scales = {}, {}
-    for field in dataclasses.fields(Layer):
-        values, dimensions = getattr(w.layers, field.name), getattr(matrices, field.name)
-        if dimensions is not None:
-            exact = field.name == 'kv_b' or (field.name.startswith('expert_') and e > 1)
-            if kind == 'int8' and not exact:
-                inputs = dimensions.reduction_axis
-                values, scales[field.name] = quantize(values, inputs if isinstance(inputs, tuple) else (inputs,))
-            else:
-                values = values.astype(dtype)
-        if values is not None:
-            layers[field.name] = values
+    stacked: Any = w.layers
+    for name, values in stacked.named().items():
+        exact = name == 'kv_b' or (name.startswith('expert_') and e > 1)
+        if name in MATRICES and kind == 'int8' and not exact:
+            inputs, _ = MATRICES[name]
+            layers[name], scales[name] = quantize(values, inputs if isinstance(inputs, tuple) else (inputs,))
+        else:
+            layers[name] = values.astype(dtype) if name in MATRICES else values
     unembed, unembed_scale = w.unembed, None
     if kind == 'int8':
         unembed, unembed_scale = quantize(w.embed if unembed is None else unembed, (1,))
@@ -143,6 +137,7 @@ def _convert(dtype: DTypeLike, kind: WeightKind, arch: Architecture, e: int, w: 
         unembed = unembed.astype(dtype)
     positions = None if w.positions is None else w.positions.astype(dtype)
     outer = Outer(w.embed.astype(dtype), positions, w.norm, w.norm_bias, unembed, unembed_scale, w.unembed_bias)
-    weights, scale = Stack(layers, arch.kinds), Stack(scales, arch.kinds)
-    each = [ServingLayer(layer_with(weights.layer(i)), Scales(**scale.layer(i))) for i in range(arch.n_layers)]
+    names = [Layer.fields_in(arch, kind) for kind in arch.kinds]
+    weights, scale = Stack(layers, names), Stack(scales, names)
+    each = [ServingLayer(Layer.from_named(weights.layer(i)), Scales(**scale.layer(i))) for i in range(arch.n_layers)]
     return ServingWeights(outer, tuple(each))

@@ -29,42 +29,10 @@ class LayerKind:
     feed_forward: bool = True  # False: the layer has only its mixer
     own_heads: bool = False  # whether its heads have the sizes attention.global_*
 
-    def has(self, weight: str) -> bool:
-        """Whether layers of this kind have a weight, if the decoder has it. `weight`: a field of `weights.Layer`."""
-        return _HAS.get(weight, lambda _: True)(self)
-
-    def multiplies(self, weight: str) -> bool:
-        """Whether layers of this kind have a weight, or one of heads of their own in its place."""
-        return self.has(weight) or (self.own_heads and f'{weight}_global' in OWN_HEADS)
-
-
-_OF_DENSE = {'gate', 'up', 'down', 'gate_bias', 'up_bias', 'down_bias'}
-_OF_ATTENTION = {
-    'q', 'k', 'v', 'o', 'q_bias', 'k_bias', 'v_bias', 'o_bias', 'q_norm', 'k_norm', 'q_full_norm', 'k_full_norm',
-    'o_gate',
-    'sinks', 'q_direct', 'q_a', 'q_a_norm', 'q_b', 'kv_a', 'kv_a_norm', 'kv_b',
-}  # fmt: skip
-OWN_HEADS = {f'{name}_global' for name in ('q', 'k', 'v', 'o', 'q_norm', 'k_norm')}
-_OF_STATES = {
-    'linear_q', 'linear_k', 'linear_v', 'linear_z', 'linear_a', 'linear_q_conv', 'linear_k_conv', 'linear_v_conv',
-    'linear_q_conv_bias', 'linear_k_conv_bias', 'linear_v_conv_bias', 'linear_dt_bias', 'linear_log_decay', 'linear_o',
-}  # fmt: skip
-_OF_EXPERTS = {
-    'router', 'router_bias', 'router_logit_bias', 'expert_gate', 'expert_up', 'expert_down', 'expert_gate_bias',
-    'expert_up_bias',
-    'expert_down_bias', 'shared_gate', 'shared_up', 'shared_down', 'shared_mix',
-}  # fmt: skip
-# Which kinds of layers have a weight; all have the others
-_HAS: dict[str, Callable[[LayerKind], bool]] = {
-    **dict.fromkeys(_OF_ATTENTION, lambda kind: kind.mixer == 'attention' and not kind.own_heads),
-    **dict.fromkeys(OWN_HEADS, lambda kind: kind.own_heads),
-    **dict.fromkeys(_OF_STATES, lambda kind: kind.mixer != 'attention'),
-    **dict.fromkeys(('linear_beta', 'linear_norm'), lambda kind: kind.mixer == 'delta'),
-    **dict.fromkeys(('linear_skip', 'linear_group_norm'), lambda kind: kind.mixer == 'mamba'),
-    **dict.fromkeys(('norm2', 'norm2_bias', 'norm2_after'), lambda kind: kind.feed_forward),
-    **dict.fromkeys(_OF_DENSE, lambda kind: kind.feed_forward and not kind.experts),
-    **dict.fromkeys(_OF_EXPERTS, lambda kind: kind.experts),
-}
+    @property
+    def is_dense(self) -> bool:
+        """Whether the layer has a feed-forward without experts."""
+        return self.feed_forward and not self.experts
 
 
 class Heads(NamedTuple):
@@ -292,18 +260,20 @@ class Architecture(DecoderOptions):
         """Layers with attention."""
         return sum(kind.mixer == 'attention' for kind in self.kinds)
 
-    def layers_with(self, weight: str) -> tuple[int, ...]:
-        """The numbers of the layers that have a weight, if the decoder has it."""
-        return tuple(i for i, kind in enumerate(self.kinds) if kind.has(weight))
+    @property
+    def n_recurrent_layers(self) -> int:
+        """Layers with a delta net or a state-space model."""
+        return self.n_layers - self.n_attention_layers
 
-    def count(self, weight: str) -> int:
-        """How many layers have a weight, if the decoder has it."""
-        return len(self.layers_with(weight))
+    @property
+    def n_dense_layers(self) -> int:
+        """Layers with a feed-forward without experts."""
+        return sum(kind.is_dense for kind in self.kinds)
 
     @property
     def n_expert_layers(self) -> int:
         """Layers with a mixture of experts."""
-        return self.count('router')
+        return sum(kind.experts for kind in self.kinds)
 
     @property
     def drops(self) -> bool:
@@ -405,11 +375,12 @@ class Architecture(DecoderOptions):
         linear = (
             3 * self.recurrent.n_heads * self.recurrent.d_head + 2 * self.recurrent.n_key_heads * self.recurrent.d_key
         )
-        per_head = self.recurrent.n_heads * (self.count('linear_a') + self.count('linear_beta'))
-        states = self.d_model * (self.count('linear_v') * linear + per_head)
+        n_delta = sum(kind.mixer == 'delta' for kind in self.kinds)
+        per_head = self.recurrent.n_heads * (self.n_recurrent_layers + n_delta)
+        states = self.d_model * (self.n_recurrent_layers * linear + per_head)
         matrices = 3 if self.gated else 2
         of_layers = states + self._all_attention_params
-        of_layers += self.count('up') * matrices * self.d_model * self.sizes['F']
+        of_layers += self.n_dense_layers * matrices * self.d_model * self.sizes['F']
         if self.experts.n_experts:
             shared = 3 * self.experts.d_shared + self.experts.shared_gate
             per_token = (

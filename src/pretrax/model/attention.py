@@ -5,24 +5,24 @@ query or key (D, but in latent attention), S keys. No token sees another documen
 for a long sequence.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrax.model.architecture import Scores
+from pretrax.model.architecture import Architecture, LayerKind, Scores
 from pretrax.model.attention_kernels import Kernel, cudnn, splash
 from pretrax.model.chunked_attention import attention_segments
 from pretrax.model.context import ring_attention
 from pretrax.model.dropout import drop_probabilities, seeds_of_heads
-from pretrax.model.latent_attention import latent_queries_keys_values
-from pretrax.model.layers import LayerSpec, Tokens
+from pretrax.model.latent_attention import LatentWeights, latent_queries_keys_values
+from pretrax.model.layer_spec import LayerSpec, Tokens
 from pretrax.model.matmul import add_bias, product
-from pretrax.model.norm import norm, qk_norm, v_norm
+from pretrax.model.norm import qk_norm, v_norm
+from pretrax.model.part import Part
 from pretrax.model.rope import rotate, tempered
 from pretrax.model.softcap import softcap
-from pretrax.model.weights import Layer
 from pretrax.model.xla_cpu import query_key_products, weighted_values
 from pretrax.shardlib import (
     all_gather,
@@ -34,6 +34,7 @@ from pretrax.shardlib import (
     i32,
     num,
     psum_scatter,
+    pytree_dataclass,
     save,
     typechecked,
     u32,
@@ -44,13 +45,78 @@ BLOCK = 512  # queries that the blockwise kernel handles at once in sequences th
 SHORT = 128  # and in shorter ones
 
 
+@pytree_dataclass
+class AttentionWeights(Part):
+    """The projections of attention. Latent attention has others in the place of q, k and v."""
+
+    q: num['M/d H/t D'] | None
+    k: num['M/d K/t D'] | None
+    v: num['M/d K/t D'] | None
+    o: num['H/t D M/d']
+    latent: LatentWeights | None
+    q_bias: f32['H/t D'] | None
+    k_bias: f32['K/t D'] | None
+    v_bias: f32['K/t D'] | None
+    o_bias: f32['M'] | None
+    sinks: f32['H/t'] | None
+    q_norm: f32['D'] | None  # of each head
+    k_norm: f32['D'] | None
+    q_full_norm: f32['H/t D'] | None  # of all heads together, or of each head with a scale of its own
+    k_full_norm: f32['K/t D'] | None
+    o_gate: num['M/d H/t D'] | None
+
+    @classmethod
+    def optional(cls, arch: Architecture, kind: LayerKind) -> Mapping[str, bool]:
+        """As the options of attention say, in every layer with attention."""
+        del kind
+        options, latent = arch.attention, arch.attention.latent.kv_rank > 0
+        return {
+            **dict.fromkeys(('q', 'k', 'v'), not latent),
+            'latent': latent,
+            **dict.fromkeys(('q_bias', 'k_bias', 'v_bias'), options.qkv_bias),
+            'o_bias': options.o_bias,
+            'sinks': options.sinks,
+            **dict.fromkeys(('q_norm', 'k_norm'), options.qk_norm == 'head'),
+            **dict.fromkeys(('q_full_norm', 'k_full_norm'), options.qk_norm in ('full', 'each_head')),
+            'o_gate': options.gate,
+        }
+
+
+@pytree_dataclass
+class OwnHeads(Part):
+    """The projections of attention in layers without a window that have heads of their own, with other sizes."""
+
+    q_global: num['M/d H/t D_global']
+    k_global: num['M/d K_global/t D_global']
+    v_global: num['M/d K_global/t D_global'] | None
+    o_global: num['H/t D_global M/d']
+    q_norm_global: f32['D_global'] | None
+    k_norm_global: f32['D_global'] | None
+
+    @classmethod
+    def optional(cls, arch: Architecture, kind: LayerKind) -> Mapping[str, bool]:
+        """Values may be the projections that keys are made of."""
+        del kind
+        normed = arch.attention.qk_norm == 'head'
+        return {'v_global': not arch.attention.global_k_as_v, 'q_norm_global': normed, 'k_norm_global': normed}
+
+    def projections(self) -> AttentionWeights:
+        """These weights under the names that attention reads."""
+        return AttentionWeights.from_named({in_attention(name): w for name, w in self.named().items()})
+
+
+def in_attention(name: str) -> str:
+    """The name by which attention reads a weight of a layer: `q` for `q_global`."""
+    return name.removesuffix('_global')
+
+
 # Gets the queries, the keys, the segments of attention and the scores of a layer
 Observer = Callable[[jax.Array, jax.Array, jax.Array, Scores], None]
 
 
 @typechecked
 def attention(
-    h: num['B/r/d/e L/c/t M'], w: Layer, tokens: Tokens, layer: LayerSpec, observe: Observer | None = None
+    h: num['B/r/d/e L/c/t M'], w: AttentionWeights, tokens: Tokens, layer: LayerSpec, observe: Observer | None = None
 ) -> num['B/r/d/e L/c/t M']:
     """Self-attention of a layer, between its projections. Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2."""
     q, k, v = queries_keys_values(h, w, tokens.positions, layer)
@@ -65,12 +131,12 @@ def attention(
 
 @typechecked
 def queries_keys_values(
-    h: num['B/r/d/e L/c/t M'], w: Layer, positions: i32['B/r/d/e L/c'], layer: LayerSpec
+    h: num['B/r/d/e L/c/t M'], w: AttentionWeights, positions: i32['B/r/d/e L/c'], layer: LayerSpec
 ) -> tuple[num['B/r/d/e L/c H/t D_qk'], num['B/r/d/e L/c K/t D_qk'], num['B/r/d/e L/c K/t D']]:
     """The projections of h, with norms and rotary positions if the family has them."""
     arch, formats = layer.arch, layer.formats
-    if arch.attention.latent.kv_rank:
-        return latent_queries_keys_values(h, w, positions, layer)
+    if w.latent is not None:
+        return latent_queries_keys_values(h, w.latent, positions, layer)
     h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
     w_q = layer.gather('q', 'M/d H/t D -> M H/t D', w, h)
     q = add_bias(product('B/r/d/e L/c M, M H/t D -> B/r/d/e L/c H/t D', h, w_q, formats['q']), w.q_bias)
@@ -95,7 +161,7 @@ def queries_keys_values(
 
 @typechecked
 def gate_output(
-    y: num['B/r/d/e L/c H/t D'], h: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec
+    y: num['B/r/d/e L/c H/t D'], h: num['B/r/d/e L/c/t M'], w: AttentionWeights, layer: LayerSpec
 ) -> num['B/r/d/e L/c H/t D']:
     """y * sigmoid(h W), if the family gates its heads. Qiu et al. 2025, arXiv:2505.06708, section 2.2."""
     if w.o_gate is None:
@@ -107,12 +173,12 @@ def gate_output(
 
 
 @typechecked
-def output_projection(y: num['B/r/d/e L/c H/t D'], w: Layer, layer: LayerSpec) -> num['B/r/d/e L/c/t M']:
+def output_projection(y: num['B/r/d/e L/c H/t D'], w: AttentionWeights, layer: LayerSpec) -> num['B/r/d/e L/c/t M']:
     """The heads' outputs, projected into the residual stream."""
     w_o = layer.gather('o', 'H/t D M/d -> H/t D M', w, y)
     out = product('B/r/d/e L/c H/t D, H/t D M -> B/r/d/e L/c M', y, w_o, layer.formats['o'])  # partial over t
     out = save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'attention_out')
-    return norm(add_bias(out, w.o_bias), w.norm1_after, None, layer.arch)
+    return add_bias(out, w.o_bias)
 
 
 @typechecked

@@ -12,22 +12,44 @@ queries, C_latent latent of keys and values, C_kv the same with the shared key.
 """
 
 import functools
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
-from pretrax.model.layers import LayerSpec
+from pretrax.model.architecture import Architecture, LayerKind
+from pretrax.model.layer_spec import LayerSpec
 from pretrax.model.matmul import gather, product
+from pretrax.model.part import Part
 from pretrax.model.rope import rotate
-from pretrax.model.weights import Layer
-from pretrax.shardlib import all_gather, einsum, f32, i32, num, save, typechecked
+from pretrax.shardlib import all_gather, einsum, f32, i32, num, pytree_dataclass, save, typechecked
 
 NORM_EPS = 1e-6  # of the norms of latents, in all released models, whatever that of the other norms is
 
 
+@pytree_dataclass
+class LatentWeights(Part):
+    """The projections into latents and out of them."""
+
+    q_direct: num['M/d H/t D_qk'] | None  # None: queries have a latent
+    q_a: num['M/d C_q'] | None
+    q_a_norm: f32['C_q'] | None
+    q_b: num['C_q/d H/t D_qk'] | None
+    kv_a: num['M/d C_kv']
+    kv_a_norm: f32['C_latent']
+    kv_b: num['C_latent/d H/t D_kv']
+
+    @classmethod
+    def optional(cls, arch: Architecture, kind: LayerKind) -> Mapping[str, bool]:
+        """Queries are projected directly, or through a latent."""
+        del kind
+        q_latent = arch.attention.latent.q_rank > 0
+        return {'q_direct': not q_latent, **dict.fromkeys(('q_a', 'q_a_norm', 'q_b'), q_latent)}
+
+
 @typechecked
 def latent_queries_keys_values(
-    h: num['B/r/d/e L/c/t M'], w: Layer, positions: i32['B/r/d/e L/c'], layer: LayerSpec
+    h: num['B/r/d/e L/c/t M'], w: LatentWeights, positions: i32['B/r/d/e L/c'], layer: LayerSpec
 ) -> tuple[num['B/r/d/e L/c H/t D_qk'], num['B/r/d/e L/c H/t D_qk'], num['B/r/d/e L/c H/t D']]:
     """Queries, keys and values of every head, eq. 9 to 17."""
     q = save(latent_queries(h, w, positions, layer), 'q')
@@ -42,7 +64,7 @@ def latent_queries_keys_values(
 
 @typechecked
 def latent_queries(
-    h: num['B/r/d/e L/c/t M'], w: Layer, positions: i32['B/r/d/e L/c'], layer: LayerSpec
+    h: num['B/r/d/e L/c/t M'], w: LatentWeights, positions: i32['B/r/d/e L/c'], layer: LayerSpec
 ) -> num['B/r/d/e L/c H/t D_qk']:
     """Queries, from a latent of their own or from h, with rotary positions in their last part."""
     formats = layer.formats
@@ -62,7 +84,7 @@ def latent_queries(
 
 @typechecked
 def latents(
-    h: num['B/r/d/e L/c/t M'], w: Layer, positions: i32['B/r/d/e L/c'], layer: LayerSpec
+    h: num['B/r/d/e L/c/t M'], w: LatentWeights, positions: i32['B/r/d/e L/c'], layer: LayerSpec
 ) -> num['B/r/d/e L/c C_kv']:
     """The normed latent of keys and values, and the rotated key that all heads share: what a cache keeps of a token."""
     w_a = layer.gather('kv_a', 'M/d C_kv -> M C_kv', w, h)
@@ -75,7 +97,7 @@ def latents(
 
 
 @typechecked
-def absorbed_queries(q: num['B/r/d/e L/c H/t D_qk'], w: Layer, layer: LayerSpec) -> num['B/r/d/e L/c H/t C_kv']:
+def absorbed_queries(q: num['B/r/d/e L/c H/t D_qk'], w: LatentWeights, layer: LayerSpec) -> num['B/r/d/e L/c H/t C_kv']:
     """Queries whose products with what `latents` gives are those with the keys."""
     fixed, turned = jnp.split(q, [layer.arch.attention.latent.d_nope], axis=-1)
     w_k = gather('C_latent/d H/t D_kv -> C_latent H/t D_kv', w.kv_b, q)[..., : layer.arch.attention.latent.d_nope]
@@ -84,7 +106,7 @@ def absorbed_queries(q: num['B/r/d/e L/c H/t D_qk'], w: Layer, layer: LayerSpec)
 
 
 @typechecked
-def values_of_latents(y: num['B/r/d/e L/c H/t C_kv'], w: Layer, layer: LayerSpec) -> num['B/r/d/e L/c H/t D']:
+def values_of_latents(y: num['B/r/d/e L/c H/t C_kv'], w: LatentWeights, layer: LayerSpec) -> num['B/r/d/e L/c H/t D']:
     """The outputs of the heads, from weighted sums of what `latents` gives."""
     latent, _ = _parts(y, layer)
     w_v = gather('C_latent/d H/t D_kv -> C_latent H/t D_kv', w.kv_b, y)[..., layer.arch.attention.latent.d_nope :]

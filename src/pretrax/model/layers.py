@@ -1,4 +1,4 @@
-"""The loop over a decoder's layers, and what each layer knows besides its input and its weights.
+"""The loop over a decoder's layers.
 
 Letters: B batch, L length, M d_model.
 """
@@ -12,57 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pretrax.model.architecture import Architecture, LayerKind
-from pretrax.model.dropout import drop, seeds_of_layer
-from pretrax.model.matmul import gather
+from pretrax.model.architecture import Architecture
+from pretrax.model.layer_spec import LayerSpec, Tokens
 from pretrax.model.numerics import Formats
 from pretrax.model.plan import ExecutionPlan
 from pretrax.model.stack import Stack, segments
-from pretrax.model.weights import Layer, kinds_of, layer_with
-from pretrax.shardlib import bool_, i32, num, pytree_dataclass, reduce_gradient_here, scan, scope, u32, unroll
-
-
-@pytree_dataclass
-class Tokens:
-    """What layers know of the tokens."""
-
-    positions: i32['B/r/d/e L/c']  # in the token's document
-    segments: i32['B/r/d/e L/c']  # the number of its document
-    counted: bool_['B/r/d/e L/c'] | None  # tokens in the statistics of a router; None: no statistics
-    seeds: u32['B/r/d/e L/c two'] | None = None  # random words for dropout; None: nothing is dropped
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerSpec:
-    """A layer: the decoder that it is part of, its window and positions, and the number formats of its products."""
-
-    arch: Architecture
-    plan: ExecutionPlan
-    kind: LayerKind
-    formats: Formats
-    gathered: dict[str, jax.Array] | None = None  # whole weights by name, of a layer that runs in parts
-    number: i32[''] | None = None  # of the layer, if something is dropped
-
-    def gather(self, name: str, spec: str, w: Layer, x: jax.Array) -> jax.Array:
-        """`matmul.gather` of a weight, once for all parts of the batch."""
-        known = {} if self.gathered is None else self.gathered
-        if name not in known:
-            known[name] = gather(spec, getattr(w, name), x, self.formats.sums)
-        return known[name]
-
-    def seeds(self, part: str, tokens: Tokens, rate: float) -> u32['B/r/d/e L/c two'] | None:
-        """Random words of each token for dropout in a part of the layer; None: nothing is dropped."""
-        if tokens.seeds is None or not rate:
-            return None
-        assert self.number is not None
-        return seeds_of_layer(tokens.seeds, self.number, part)
-
-
-def dropout(x: num['B/r/d/e L/c/t M'], part: str, tokens: Tokens, layer: LayerSpec) -> num['B/r/d/e L/c/t M']:
-    """What a part of a layer adds to the residual stream, with dropout in training."""
-    rate = layer.arch.block.dropout
-    return drop(x, layer.seeds(part, tokens, rate), rate)
-
+from pretrax.model.weights import Layer, kinds_of
+from pretrax.shardlib import i32, num, reduce_gradient_here, scan, scope, unroll
 
 Run = Callable[[jax.Array, Tokens, LayerSpec], tuple[jax.Array, Any]]
 Body = Callable[[jax.Array, Layer, LayerSpec], tuple[jax.Array, Any]]
@@ -86,17 +42,17 @@ def scan_layers(
     kinds = kinds_of(layers, arch)
     first = 0 if chunk is None else chunk * len(kinds)
     numbers = first + jnp.arange(len(kinds), dtype=jnp.int32) if arch.drops else None
-    named = vars(layers) | {'seed': seeds, 'number': numbers}
-    weights = {name: w for name, w in named.items() if w is not None}
+    weights, more = layers.named(), {'seed': seeds, 'number': numbers}
     assert len(plan.numerics.blocks) >= len(kinds), 'the plan has number formats for fewer layers'
     specs = [LayerSpec(arch, plan, *one) for one in zip(kinds, map(Formats, plan.numerics.blocks), strict=False)]
     bodies = [functools.partial(_one_layer, body, spec) for spec in specs]
     carry = x
     if kept:  # the states of those layers are carried along: each layer writes its own, or leaves the others
-        weights |= {'keeps': jnp.array([i in kept for i in range(len(kinds))]), 'slot': _slots(kept, len(kinds))}
+        more |= {'keeps': jnp.array([i in kept for i in range(len(kinds))]), 'slot': _slots(kept, len(kinds))}
         bodies = [functools.partial(_keeping, one) for one in bodies]
         carry = x, jnp.zeros((len(kept), *x.shape), x.dtype)
-    stack = Stack(weights, kinds)
+    more = {name: values for name, values in more.items() if values is not None}
+    stack = Stack(weights | more, [Layer.fields_in(arch, kind) | more.keys() for kind in kinds])
     if plan.unrolled:
         own = [stack.layer(i) for i in range(len(kinds))]
         carry, results = unroll(bodies, carry, own, plan.saved_in_layers)
@@ -163,7 +119,7 @@ def in_parts(run: Run, x: jax.Array, tokens: Tokens, layer: LayerSpec) -> tuple[
 
 def _one_layer(body: Body, spec: LayerSpec, x: jax.Array, own: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
     seed, number = own.pop('seed', None), own.pop('number', None)
-    weights = reduce_gradient_here(layer_with(own), wires=spec.plan.wires)
+    weights = reduce_gradient_here(Layer.from_named(own), wires=spec.plan.wires)
     formats = dataclasses.replace(spec.formats, seed=seed, sums=spec.plan.sums)
     with scope():  # the heads of layers may have different sizes
         return body(x, weights, dataclasses.replace(spec, formats=formats, number=number))

@@ -5,26 +5,43 @@ Letters: B batch, L length, M d_model, F feed-forward.
 
 import functools
 import math
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
-from pretrax.model.architecture import Architecture
-from pretrax.model.layers import LayerSpec
+from pretrax.model.architecture import Architecture, LayerKind
+from pretrax.model.layer_spec import LayerSpec
 from pretrax.model.matmul import add_bias, product
-from pretrax.model.norm import norm
-from pretrax.model.weights import Layer
-from pretrax.shardlib import all_gather, num, psum_scatter, save, typechecked
+from pretrax.model.part import Part
+from pretrax.shardlib import all_gather, f32, num, psum_scatter, pytree_dataclass, save, typechecked
+
+
+@pytree_dataclass
+class FeedForwardWeights(Part):
+    """The projections of a dense feed-forward."""
+
+    gate: num['M/d F/t'] | None
+    up: num['M/d F/t']
+    down: num['F/t M/d']
+    gate_bias: f32['F/t'] | None
+    up_bias: f32['F/t'] | None
+    down_bias: f32['M'] | None
+
+    @classmethod
+    def optional(cls, arch: Architecture, kind: LayerKind) -> Mapping[str, bool]:
+        """As the activation and the option of biases say."""
+        del kind
+        bias = arch.feed_forward.bias
+        return {'gate': arch.gated, 'gate_bias': arch.gated and bias, 'up_bias': bias, 'down_bias': bias}
 
 
 @typechecked
-def feed_forward(h: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec) -> num['B/r/d/e L/c/t M']:
-    """act(h W_up) W_down, or with a gate (act(h W_gate) * h W_up) W_down. Shazeer 2020, arXiv:2002.05202, eq. 5 and 6.
+def feed_forward(h: num['B/r/d/e L/c/t M'], w: FeedForwardWeights, layer: LayerSpec) -> num['B/r/d/e L/c/t M']:
+    """act(h W_up) W_down, or with a gate (act(h W_gate) * h W_up) W_down.
 
-    Zeros if the layer has none.
+    Shazeer 2020, arXiv:2002.05202, eq. 5 and 6.
     """
-    if w.up is None:
-        return jnp.zeros_like(h)
     arch, formats = layer.arch, layer.formats
     h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
     w_up = layer.gather('up', 'M/d F/t -> M F/t', w, h)
@@ -39,7 +56,7 @@ def feed_forward(h: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec) -> num['
     w_down = layer.gather('down', 'F/t M/d -> F/t M', w, h)
     out = product('B/r/d/e L/c F/t, F/t M -> B/r/d/e L/c M', act, w_down, formats['down'])  # partial over t
     out = save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'mlp_out')
-    return norm(add_bias(out, w.down_bias), w.norm2_after, None, arch)
+    return add_bias(out, w.down_bias)
 
 
 def gated(gate: jax.Array, up: jax.Array, arch: Architecture) -> jax.Array:

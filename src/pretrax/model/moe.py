@@ -7,12 +7,12 @@ Mesh axes: axes.py. A device has its slice over t of its experts (all experts if
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 
-from pretrax.model.architecture import Architecture
+from pretrax.model.architecture import Architecture, LayerKind
 from pretrax.model.dispatch import (
     block_length,
     combine,
@@ -24,13 +24,12 @@ from pretrax.model.dispatch import (
     sort_with_capacity,
 )
 from pretrax.model.exchange import exchange
-from pretrax.model.layers import LayerSpec, Tokens
+from pretrax.model.layer_spec import LayerSpec, Tokens
 from pretrax.model.matmul import add_bias, exact_product, gather, grouped_product, product
 from pretrax.model.mlp import gated
-from pretrax.model.norm import norm
 from pretrax.model.numerics import COMPUTE, Formats
+from pretrax.model.part import Part
 from pretrax.model.routing import Routed, choose_experts, observe, own_part
-from pretrax.model.weights import Layer
 from pretrax.shardlib import (
     all_gather,
     all_to_all,
@@ -40,6 +39,7 @@ from pretrax.shardlib import (
     i32,
     num,
     psum_scatter,
+    pytree_dataclass,
     save,
     scope,
     typechecked,
@@ -47,10 +47,53 @@ from pretrax.shardlib import (
 )
 
 
+@pytree_dataclass
+class SharedWeights(Part):
+    """The shared expert, which every token uses, times sigmoid(token . shared_mix) in some families."""
+
+    shared_gate: num['M/d F_shared/t']
+    shared_up: num['M/d F_shared/t']
+    shared_down: num['F_shared/t M/d']
+    shared_mix: f32['M'] | None
+
+    @classmethod
+    def optional(cls, arch: Architecture, kind: LayerKind) -> Mapping[str, bool]:
+        """Whether the shared expert has a gate."""
+        del kind
+        return {'shared_mix': arch.experts.shared_gate}
+
+
+@pytree_dataclass
+class ExpertWeights(Part):
+    """The router, the feed-forward of each expert, and in some families a shared expert."""
+
+    router: f32['M/d E']
+    router_logit_bias: f32['E'] | None
+    router_bias: f32['E'] | None
+    expert_gate: num['E/e M/d F_expert/t']
+    expert_up: num['E/e M/d F_expert/t']
+    expert_down: num['E/e F_expert/t M/d']
+    expert_gate_bias: f32['E/e F_expert/t'] | None
+    expert_up_bias: f32['E/e F_expert/t'] | None
+    expert_down_bias: f32['E M'] | None
+    shared: SharedWeights | None
+
+    @classmethod
+    def optional(cls, arch: Architecture, kind: LayerKind) -> Mapping[str, bool]:
+        """Biases of products, biases that balance the load, and the shared expert, as the options say."""
+        del kind
+        biases = ('router_logit_bias', 'expert_gate_bias', 'expert_up_bias', 'expert_down_bias')
+        return {
+            **dict.fromkeys(biases, arch.feed_forward.bias),
+            'router_bias': arch.experts.router.bias,
+            'shared': arch.experts.d_shared > 0,
+        }
+
+
 @typechecked
 def mixture(
     h: num['B/r/d/e L/c/t M'],
-    w: Layer,
+    w: ExpertWeights,
     tokens: Tokens,
     layer: LayerSpec,
 ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
@@ -58,7 +101,7 @@ def mixture(
 
     Args:
         h: normed hidden states.
-        w: weights of the layer.
+        w: the router and the experts.
         tokens: `counted` are the tokens in the router's statistics; None: no statistics.
         layer: the number of experts, how they are chosen, and how products are computed.
 
@@ -73,12 +116,11 @@ def mixture(
     weights = all_gather('B/r/d/e L/c/t X -> B/r/d/e L/c X', weight)
     choices = all_gather('B/r/d/e L/c/t X -> B/r/d/e L/c X', chosen)
     out, dropped = experts(x, weights, choices, w, arch, method, formats)
-    if w.shared_up is not None:
-        out = out + shared_expert(x, w, arch, formats)
+    if w.shared is not None:
+        out = out + shared_expert(x, w.shared, arch, formats)
     out = save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'mlp_out')
     if w.expert_down_bias is not None:
         out = out + down_biases(w.expert_down_bias, weight, chosen, dropped, out)
-    out = norm(out, w.norm2_after, None, arch)
     return out, None if tokens.counted is None else observe(logits, chosen, dropped, tokens.counted, arch)
 
 
@@ -87,7 +129,7 @@ def experts(
     x: num['B/r/d/e L/c M'],
     weight: f32['B/r/d/e L/c X'],
     chosen: i32['B/r/d/e L/c X'],
-    w: Layer,
+    w: ExpertWeights,
     arch: Architecture,
     method: str,
     formats: Formats,
@@ -231,7 +273,7 @@ def times(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 @typechecked
-def shared_expert(x: num['B/r/d/e L/c M'], w: Layer, arch: Architecture, formats: Formats) -> jax.Array:
+def shared_expert(x: num['B/r/d/e L/c M'], w: SharedWeights, arch: Architecture, formats: Formats) -> jax.Array:
     """The feed-forward that every token uses, a partial sum over t. Qwen Team 2024, qwenlm.github.io/blog/qwen-moe."""
     into = functools.partial(product, 'B/r/d/e L/c M, M F_shared/t -> B/r/d/e L/c F_shared/t')
     w_up = gather('M/d F_shared/t -> M F_shared/t', w.shared_up, x, formats.sums)

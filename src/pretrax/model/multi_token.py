@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from pretrax.model.architecture import Architecture
 from pretrax.model.context import local_columns
 from pretrax.model.ends import embed, unembed
-from pretrax.model.layers import LayerSpec, Tokens
+from pretrax.model.layer_spec import LayerSpec, Tokens
 from pretrax.model.loss import Batch, LossTerms, in_chunks, loss_terms
 from pretrax.model.matmul import gather, product
 from pretrax.model.norm import norm
@@ -27,7 +27,7 @@ from pretrax.model.routing import Routed
 from pretrax.model.weights import Ends, Layer, MultiToken
 from pretrax.shardlib import all_gather, f32, i32, num, save, typechecked, unroll
 
-# One layer of the decoder (transformer.block), and the statistics of its router
+# One layer of the decoder (block.block), and the statistics of its router
 type Block = Callable[[jax.Array, Layer, Tokens, LayerSpec], tuple[jax.Array, Routed | None]]
 
 

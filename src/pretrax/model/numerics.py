@@ -7,9 +7,10 @@ The product with a router is always in f32.
 
 import dataclasses
 import fnmatch
+import itertools
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import jax
@@ -86,8 +87,8 @@ UNIFORM = Numerics('compute', (), 'compute')
 def choose_numerics(
     wanted: Kind,
     exempt: tuple[str, ...],
-    arch: Architecture,
-    grouped: str,
+    layers: Sequence[Sequence[str]],
+    unsupported: str,
     mesh: Mapping[str, int],
     platform: str,
     device_kind: str,
@@ -97,8 +98,8 @@ def choose_numerics(
     Args:
         wanted: `precision.matmul`.
         exempt: patterns of products that stay in the compute dtype.
-        arch: the decoder.
-        grouped: method of the products of experts, see `matmul.choose_grouped`.
+        layers: the matrices of each layer.
+        unsupported: why the products of experts stay in the compute dtype, see `unsupported_experts`.
         mesh: size of each axis.
         platform: of the devices.
         device_kind: their name.
@@ -106,11 +107,8 @@ def choose_numerics(
     Raises:
         UserError: a pattern matches no product.
     """
-    n_layers, weights = arch.n_layers, _multiplied(arch)
-    products = [
-        (None, 'head'),
-        *((i, name) for name in weights for i in range(n_layers) if arch.kinds[i].multiplies(name)),
-    ]
+    n_layers, weights = len(layers), list(dict.fromkeys(itertools.chain(*layers)))
+    products = [(None, 'head'), *((i, name) for i, names in enumerate(layers) for name in names)]
     if wanted == 'compute':
         return Numerics('compute', ({},) * n_layers, 'compute'), 'in the compute dtype'
     for pattern in exempt:
@@ -121,21 +119,14 @@ def choose_numerics(
                 f'{", ".join(weights)}'
             )
 
-    reason = ''
-    if arch.experts.n_experts and arch.experts.capacity is None and mesh['e'] > 1:
-        reason = 'experts sharded over e do not support it without model.experts.capacity'
-    elif arch.experts.n_experts and arch.experts.capacity is None and grouped == 'ragged':
-        reason = 'jax.lax.ragged_dot does not support it; with model.experts.capacity they are plain products'
-    without = {}
-    if reason:
-        without = {name: reason for name in weights if name.startswith('expert_')}
+    without = {name: unsupported for name in weights if unsupported and name.startswith('expert_')}
 
     def kind(i: int | None, name: str) -> Kind:
         free = name in without or any(_matches(pattern, i, n_layers, name) for pattern in exempt)
         return 'compute' if free else wanted
 
     blocks: tuple[dict[str, Kind], ...] = tuple(
-        {name: kind(i, name) for name in weights if of_layer.multiplies(name)} for i, of_layer in enumerate(arch.kinds)
+        {name: kind(i, name) for name in names} for i, names in enumerate(layers)
     )
     numerics = Numerics(wanted, blocks, kind(None, 'head'))
     if wanted not in {numerics.head, *(one for block in blocks for one in block.values())}:
@@ -146,6 +137,20 @@ def choose_numerics(
         )
     _check_stages(numerics, mesh)
     return numerics, _describe(numerics, exempt, platform, device_kind, without)
+
+
+def unsupported_experts(arch: Architecture, grouped: str, mesh: Mapping[str, int]) -> str:
+    """Why the products of experts have no other format than the compute dtype; '': they may have one.
+
+    `grouped` is their method, see `matmul.choose_grouped`.
+    """
+    if not arch.experts.n_experts or arch.experts.capacity is not None:
+        return ''
+    if mesh['e'] > 1:
+        return 'experts sharded over e do not support it without model.experts.capacity'
+    if grouped == 'ragged':
+        return 'jax.lax.ragged_dot does not support it; with model.experts.capacity they are plain products'
+    return ''
 
 
 def _check_stages(numerics: Numerics, mesh: Mapping[str, int]) -> None:
@@ -161,21 +166,6 @@ def _check_stages(numerics: Numerics, mesh: Mapping[str, int]) -> None:
             f'precision.exempt differs between layers, but the stages of mesh.p = {mesh["p"]} run one program\n'
             "exempt weights of all layers or none, as in precision.exempt='[head]'"
         )
-
-
-def _multiplied(arch: Architecture) -> tuple[str, ...]:
-    """The weights of a layer that `matmul.product` multiplies."""
-    mlp = ('gate', 'up', 'down') if arch.gated else ('up', 'down')
-    prefixes = ['expert'] * bool(arch.experts.n_experts) + ['shared'] * bool(arch.experts.d_shared)
-    of_experts = [f'{prefix}_{name}' for prefix in prefixes for name in mlp]
-    if arch.attention.latent.kv_rank:
-        of_attention = (*(('q_a', 'q_b') if arch.attention.latent.q_rank else ('q_direct',)), 'kv_a', 'kv_b')
-    else:
-        of_attention = ('q', 'k', 'v', *['o_gate'] * arch.attention.gate)
-    return tuple(name for name in (*of_attention, 'o', *_OF_STATES, *mlp, *of_experts) if arch.count(name))
-
-
-_OF_STATES = tuple(f'linear_{name}' for name in 'qkvzo')
 
 
 def _matches(pattern: str, i: int | None, n_layers: int, name: str) -> bool:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pretrax.model.ends import gather_ends
-from pretrax.model.layers import Tokens
+from pretrax.model.layer_spec import Tokens
 from pretrax.model.loss import Batch, LossTerms, split_tokens
 from pretrax.model.pipeline_forward import PyTree, Stage, chunks_of_stage, in_layer_order, part, pipeline
 from pretrax.model.pipeline_schedule import PipelineSchedule, Work, slots

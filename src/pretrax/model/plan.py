@@ -1,7 +1,7 @@
 """How a model runs on this mesh and these devices: everything that is chosen before the program is traced, and why."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -14,7 +14,7 @@ from pretrax.model.context import choose_context, kernel_for
 from pretrax.model.families import SAVE_PRESETS, SAVED_NAMES
 from pretrax.model.loss import check_loss_chunks
 from pretrax.model.matmul import choose_grouped
-from pretrax.model.numerics import UNIFORM, Numerics, choose_numerics
+from pretrax.model.numerics import UNIFORM, Numerics, choose_numerics, unsupported_experts
 from pretrax.model.options import TransformerOptions
 from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
 from pretrax.model.request import ModelRequest, Reduction
@@ -73,8 +73,10 @@ class ExecutionPlan:
         return '\n'.join(f'{topic}: {reason}' for topic, reason in self.reasons.items())
 
 
-def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Architecture) -> ExecutionPlan:
-    """Chooses how a decoder runs.
+def choose_plan(
+    options: TransformerOptions, request: ModelRequest, arch: Architecture, matrices: Sequence[Sequence[str]]
+) -> ExecutionPlan:
+    """Chooses how a decoder runs. `matrices` are the names of those of each layer.
 
     Raises:
         UserError: the options ask for something that cannot run on this mesh or these devices.
@@ -112,7 +114,13 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
     )
     grouped, why_grouped = choose_grouped(request.platform)
     numerics, why_numerics = choose_numerics(
-        request.matmul, request.exempt, arch, grouped, mesh, request.platform, request.device_kind
+        request.matmul,
+        request.exempt,
+        matrices,
+        unsupported_experts(arch, grouped, mesh),
+        mesh,
+        request.platform,
+        request.device_kind,
     )
     reduced_by_layer, why_reduced = choose_reduction(request.platform, request.device_kind, request.slices, pipeline)
     narrow = describe_sums(request.reduction, mesh)

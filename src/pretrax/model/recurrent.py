@@ -3,7 +3,7 @@
 Queries, keys and values pass through a short causal convolution. The state of a head is a matrix [D_key, D_value],
 which decays by exp(decay) at each token, decay <= 0. A delta net and a state-space model differ in what a token writes
 to the state (`delta_scan`, `state_space_scan`) and in the norm of the result. No token sees another document.
-`weights.Layer` names each weight as the papers do.
+`RecurrentWeights` names each weight as the papers do.
 
 Inside a chunk of tokens, products of queries and keys replace the recurrence; a loop over the chunks carries the state
 (Dao and Gu 2024, arXiv:2405.21060, section 6; Yang et al. 2024, arXiv:2406.06484, section 3.2).
@@ -15,17 +15,76 @@ that share a key, S key, W head.
 """
 
 import functools
-from typing import NamedTuple
+import math
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pretrax.model.architecture import CHUNK
-from pretrax.model.layers import LayerSpec, Tokens
+from pretrax.model.architecture import CHUNK, Architecture, LayerKind
+from pretrax.model.layer_spec import LayerSpec, Tokens
 from pretrax.model.matmul import product
-from pretrax.model.norm import norm
-from pretrax.model.weights import Layer
+from pretrax.model.part import Part
 from pretrax.shardlib import all_gather, f32, i32, num, psum_scatter, pytree_dataclass, save, typechecked
+
+
+def _init_dt_bias(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Initial biases for which the step, softplus(bias), is 0.001 to 0.1."""
+    step = jnp.exp(jax.random.uniform(key, shape, minval=math.log(0.001), maxval=math.log(0.1)))
+    return step + jnp.log(-jnp.expm1(-step))
+
+
+def _init_convolution(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    bound = shape[-1] ** -0.5
+    return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+
+@pytree_dataclass
+class RecurrentWeights(Part):
+    """The projections, the convolution and the decay of a delta net or a state-space model.
+
+    In Mamba 2, arXiv:2405.21060, queries, keys and values are C, B and x. Its code has z, x, B, C and dt in one matrix,
+    in_proj, and the three convolutions in one, conv1d.
+    """
+
+    linear_q: num['M/d N_key/t D_key']  # Mamba 2: C, in N_key groups of the state size D_key
+    linear_k: num['M/d N_key/t D_key']  # B
+    linear_v: num['M/d N_state/t D_value']  # x
+    linear_z: num['M/d N_state/t D_value']  # z, the gate of the result
+    linear_a: f32['M/d N_state/t']  # dt before its bias and softplus; delta net: a, of the decay alpha
+    linear_beta: f32['M/d N_state/t'] | None  # delta net, arXiv:2412.06464: beta before its sigmoid
+    linear_q_conv: f32['N_key/t D_key J']
+    linear_k_conv: f32['N_key/t D_key J']
+    linear_v_conv: f32['N_state/t D_value J']
+    linear_q_conv_bias: f32['N_key/t D_key'] | None
+    linear_k_conv_bias: f32['N_key/t D_key'] | None
+    linear_v_conv_bias: f32['N_state/t D_value'] | None
+    linear_dt_bias: f32['N_state/t']  # dt_bias
+    linear_log_decay: f32['N_state/t']  # A_log: a token's decay is exp(-exp(A_log) dt)
+    linear_skip: f32['N_state/t'] | None  # D
+    linear_norm: f32['D_value'] | None  # of each head
+    linear_group_norm: f32['N_state/t D_value'] | None  # of the heads that share a key
+    linear_o: num['N_state/t D_value M/d']
+
+    # As in the code of Mamba 2 (Dao and Gu 2024, arXiv:2405.21060), which that of gated delta nets follows
+    initial: ClassVar = {
+        'linear_dt_bias': _init_dt_bias,
+        'linear_log_decay': lambda key, shape: jnp.log(jax.random.uniform(key, shape, minval=1, maxval=16)),
+        'linear_skip': lambda _, shape: jnp.ones(shape),
+        'linear_norm': lambda _, shape: jnp.ones(shape),  # without `norm_offset`, as the next one
+        'linear_group_norm': lambda _, shape: jnp.ones(shape),
+        **dict.fromkeys(('linear_q_conv', 'linear_k_conv', 'linear_v_conv'), _init_convolution),
+    }
+
+    @classmethod
+    def optional(cls, arch: Architecture, kind: LayerKind) -> Mapping[str, bool]:
+        """A delta net has beta and a norm of each head, a state-space model D and a norm of each group of heads."""
+        return {
+            **dict.fromkeys(('linear_beta', 'linear_norm'), kind.mixer == 'delta'),
+            **dict.fromkeys(('linear_skip', 'linear_group_norm'), kind.mixer == 'mamba'),
+            **dict.fromkeys((f'linear_{name}_conv_bias' for name in 'qkv'), arch.recurrent.conv_bias),
+        }
 
 
 @pytree_dataclass
@@ -51,7 +110,9 @@ class State:
 
 
 @typechecked
-def linear_attention(h: num['B/r/d/e L/c/t M'], w: Layer, tokens: Tokens, layer: LayerSpec) -> num['B/r/d/e L/c/t M']:
+def linear_attention(
+    h: num['B/r/d/e L/c/t M'], w: RecurrentWeights, tokens: Tokens, layer: LayerSpec
+) -> num['B/r/d/e L/c/t M']:
     """The mixer of a layer with a state. Yang et al. 2024, arXiv:2412.06464; Dao and Gu 2024, arXiv:2405.21060."""
     x = projections(h, w, layer)
     y, _ = mix(x, w, tokens.segments, layer, None)
@@ -59,7 +120,7 @@ def linear_attention(h: num['B/r/d/e L/c/t M'], w: Layer, tokens: Tokens, layer:
 
 
 @typechecked
-def projections(h: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec) -> Projections:
+def projections(h: num['B/r/d/e L/c/t M'], w: RecurrentWeights, layer: LayerSpec) -> Projections:
     """The projections of h."""
     h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
     of_key, of_head = (
@@ -95,7 +156,7 @@ def projections(h: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec) -> Projec
 
 @typechecked
 def mix(
-    x: Projections, w: Layer, segments: i32['B/r/d/e L/c'], layer: LayerSpec, before: State | None
+    x: Projections, w: RecurrentWeights, segments: i32['B/r/d/e L/c'], layer: LayerSpec, before: State | None
 ) -> tuple[num['B/r/d/e L/c N_state/t D_value'], f32['B/r/d/e N_state/t/c D_key D_value']]:
     """What each token reads from the state, and the state after the last token.
 
@@ -110,8 +171,6 @@ def mix(
     q = convolution(x.q, w.linear_q_conv, w.linear_q_conv_bias, segments, last[0])
     k = convolution(x.k, w.linear_k_conv, w.linear_k_conv_bias, segments, last[1])
     v = convolution(x.v, w.linear_v_conv, w.linear_v_conv_bias, segments, last[2])
-    assert w.linear_dt_bias is not None
-    assert w.linear_log_decay is not None
     grouped = v.reshape(*q.shape[:3], -1, v.shape[-1]).astype(jnp.float32)  # [B, L, G, R, W]
     step = jax.nn.softplus(x.a.astype(jnp.float32) + w.linear_dt_bias)
     decay = (-jnp.exp(w.linear_log_decay) * step).reshape(grouped.shape[:-1])
@@ -158,7 +217,10 @@ def convolution(
 
 @typechecked
 def state_output(
-    y: num['B/r/d/e L/c N_state/t D_value'], z: num['B/r/d/e L/c N_state/t D_value'], w: Layer, layer: LayerSpec
+    y: num['B/r/d/e L/c N_state/t D_value'],
+    z: num['B/r/d/e L/c N_state/t D_value'],
+    w: RecurrentWeights,
+    layer: LayerSpec,
 ) -> num['B/r/d/e L/c/t M']:
     """What the heads read, normed and gated, projected into the residual stream."""
     scale = w.linear_group_norm if w.linear_norm is None else w.linear_norm
@@ -168,8 +230,7 @@ def state_output(
     out = product(
         'B/r/d/e L/c N_state/t D_value, N_state/t D_value M -> B/r/d/e L/c M', y, w_o, layer.formats['linear_o']
     )  # partial over t
-    out = save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'attention_out')
-    return norm(out, w.norm1_after, None, layer.arch)
+    return save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'attention_out')
 
 
 @functools.partial(jax.checkpoint, static_argnums=(3, 4))

@@ -6,7 +6,7 @@ a prompt).
 """
 
 import dataclasses
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,10 @@ import jax.numpy as jnp
 from pretrax.model.architecture import Architecture
 from pretrax.model.axes import TOKENS
 from pretrax.model.loss import Batch, LossTerms, nonzero
-from pretrax.model.weights import Weights
 from pretrax.shardlib import axis_index, axis_size, bool_, f32, i32, pmax, psum
+
+if TYPE_CHECKING:
+    from pretrax.model.weights import Weights
 
 
 class Routed(NamedTuple):
@@ -134,7 +136,7 @@ def routing_terms(
     return {name: (term, count[name]) for name, term in terms.items()} | {'routing': (table, None)}
 
 
-def adjust(weights: Weights, tables: dict[str, jax.Array], arch: Architecture) -> Weights:
+def adjust(weights: 'Weights', tables: dict[str, jax.Array], arch: Architecture) -> 'Weights':
     """Moves the bias of an expert up if its load was less than even, else down. arXiv:2408.15664, alg. 1."""
     # `tables` are those of `routing_terms`, summed over the step and the mesh: whole numbers, so the same on any mesh.
     if not arch.experts.router.bias:
@@ -144,7 +146,8 @@ def adjust(weights: Weights, tables: dict[str, jax.Array], arch: Architecture) -
     up = jnp.where(load == even, jnp.sign(rest), jnp.sign(even - load))
 
     def moved(layers: Any, up: f32['layers E']) -> Any:
-        return dataclasses.replace(layers, router_bias=layers.router_bias + arch.experts.router.bias_rate * up)
+        bias = layers.experts.router_bias + arch.experts.router.bias_rate * up
+        return dataclasses.replace(layers, experts=dataclasses.replace(layers.experts, router_bias=bias))
 
     n, modules = arch.n_expert_layers, cast(Any, weights.multi_token)
     weights = dataclasses.replace(weights, layers=moved(weights.layers, up[:n]))

@@ -1,9 +1,7 @@
 """Stacked weights of layers that differ: the leading dimension of a weight counts the layers that have it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
-
-from pretrax.model.architecture import LayerKind
 
 
 class Segment(NamedTuple):
@@ -49,15 +47,15 @@ class Stack:
 
     Args:
         weights: [layers that have it, ...] by name.
-        kinds: of all these layers.
+        names: of the weights of each layer.
     """
 
-    def __init__(self, weights: Mapping[str, Any], kinds: Sequence[LayerKind]):
-        self.weights, self.kinds = weights, kinds
+    def __init__(self, weights: Mapping[str, Any], names: Sequence[Collection[str]]):
+        self.weights, self.names = weights, names
 
     def layer(self, i: int) -> dict[str, Any]:
         """The weights of layer i."""
-        return {name: w[self._before(i, name)] for name, w in self.weights.items() if self.kinds[i].has(name)}
+        return {name: w[self._before(i, name)] for name, w in self.weights.items() if name in self.names[i]}
 
     def cycles(self, segment: Segment) -> dict[str, Any]:
         """The weights of a segment: [cycles, ...], or [cycles, layers of a cycle that have it,
@@ -80,9 +78,9 @@ class Stack:
         return {
             name: w[self._before(start + i, name) - self._before(start, name)]
             for name, w in cycle.items()
-            if self.kinds[start + i].has(name)
+            if name in self.names[start + i]
         }
 
     def _before(self, i: int, name: str) -> int:
         """How many layers before layer i have a weight."""
-        return sum(kind.has(name) for kind in self.kinds[:i])
+        return sum(name in names for names in self.names[:i])

@@ -1,6 +1,6 @@
 """Statistics of a decoder's layers: a forward pass that keeps sums and maxima over the tokens of a step.
 
-It calls the parts of `transformer.block`, and reads their results. Training does not: its program is the same with and
+It calls the parts of `block.block`, and reads their results. Training does not: its program is the same with and
 without statistics.
 
 Letters: B batch, L length, M d_model, H query heads, K key/value heads, G query heads per key/value head, D head, S
@@ -17,20 +17,20 @@ import jax
 import jax.numpy as jnp
 
 from pretrax.model.architecture import Scores
-from pretrax.model.attention import attention
 from pretrax.model.axes import TOKENS
-from pretrax.model.branches import mlp
+from pretrax.model.block import block, mixer, mlp
 from pretrax.model.context import local_columns
 from pretrax.model.ends import gather_ends
-from pretrax.model.layers import LayerSpec, Tokens, scan_layers
+from pretrax.model.layer_spec import LayerSpec, Tokens
+from pretrax.model.layers import scan_layers
 from pretrax.model.loss import Batch, cross_entropy, over_chunks
 from pretrax.model.matmul import add_bias, gather, product
+from pretrax.model.mlp import FeedForwardWeights
 from pretrax.model.pipeline_forward import pipeline
-from pretrax.model.recurrent import linear_attention
 from pretrax.model.routing import Routed, counted, own_part
 from pretrax.model.softcap import softcap
-from pretrax.model.transformer import Transformer, block
-from pretrax.model.weights import Layer, Weights
+from pretrax.model.transformer import Transformer
+from pretrax.model.weights import Layer, Weights, layers_with
 from pretrax.shardlib import (
     all_gather,
     axis_index,
@@ -126,21 +126,19 @@ class _Rows(NamedTuple):
 def _observed_block(
     x: num['B/r/d/e L/c/t M'], w: Layer, tokens: Tokens, columns: i32['L/c'], layer: LayerSpec
 ) -> tuple[num['B/r/d/e L/c/t M'], tuple[_Sums, _Maxima]]:
-    """`transformer.block`, and the statistics of its parts."""
+    """`block.block`, and the statistics of its parts."""
     arch, counts = layer.arch, tokens.counted
     assert counts is not None
     own = own_part(counts)
     seen: dict[str, Any] = dict.fromkeys(('entropy', 'queries', 'logit'))
 
     def observe(q: jax.Array, k: jax.Array, segments: jax.Array, scores: Scores) -> None:
-        found = attention_of_sample(q, k, segments, counts, columns, scores, w.sinks)
+        assert w.attention is not None
+        found = attention_of_sample(q, k, segments, counts, columns, scores, w.attention.sinks)
         seen.update(zip(('entropy', 'queries', 'logit'), found, strict=True))
 
     def observed_mixer(h: jax.Array, w: Layer, tokens: Tokens, layer: LayerSpec) -> jax.Array:
-        if layer.kind.mixer == 'attention':
-            out = attention(h, w, tokens, layer, observe)
-        else:
-            out = linear_attention(h, w, tokens, layer)
+        out = mixer(h, w, tokens, layer, observe)
         seen.update(mixed=arch.block.residual_multiplier * out)
         return out
 
@@ -152,7 +150,7 @@ def _observed_block(
     x, routed = block(x, w, tokens, layer, observed_mixer, observed_mlp)
     mixed: num['B/r/d/e L/c/t M'] = seen['mixed']
     out: num['B/r/d/e L/c/t M'] = seen['out']
-    has_out, is_dense = layer.kind.feed_forward, layer.kind.has('up')
+    has_out = layer.kind.feed_forward
     sums = _Sums(
         residual=_squares(x, own),
         attention=_squares(mixed, own),
@@ -160,7 +158,7 @@ def _observed_block(
         tokens=jnp.sum(own, dtype=jnp.float32),
         entropy=seen['entropy'],
         queries=seen['queries'],
-        active=active_units(seen['normed'], w, counts, layer) if is_dense else None,
+        active=None if w.feed_forward is None else active_units(seen['normed'], w.feed_forward, counts, layer),
         experts=None if routed is None else routed.tokens,
         dropped=None if routed is None else routed.dropped,
     )
@@ -223,7 +221,9 @@ def _stride(length: int, c: int) -> int:
     return wanted if c == 1 else max(n for n in range(1, wanted + 1) if run % n == 0)
 
 
-def active_units(h: num['B/r/d/e L/c/t M'], w: Layer, counts: bool_['B/r/d/e L/c'], layer: LayerSpec) -> f32['F/t']:
+def active_units(
+    h: num['B/r/d/e L/c/t M'], w: FeedForwardWeights, counts: bool_['B/r/d/e L/c'], layer: LayerSpec
+) -> f32['F/t']:
     """For how many tokens the input of a unit's activation function is above zero.
 
     A unit that is never active is dead: a ReLU would give zero for every token (Lu et al. 2019, arXiv:1903.06733; Voita
@@ -391,7 +391,7 @@ class _Forward:
             )
             dropped = psum(TOKENS, sums.dropped) / choices if self.arch.experts.capacity is not None else None
         with_attention = tuple(i for i, kind in enumerate(self.arch.kinds) if kind.mixer == 'attention')
-        with_experts = self.arch.layers_with('router')
+        with_experts = layers_with(self.arch, 'experts')
         return LayerStatistics(
             residual_rms=rms(sums.residual),
             residual_max=largest(maxima.residual),
@@ -401,7 +401,7 @@ class _Forward:
             feed_forward_max=largest(maxima.feed_forward),
             attention_entropy=self._expand_to_all_layers(entropy, with_attention),
             attention_logit_max=self._expand_to_all_layers(logit, with_attention),
-            dead_units=self._expand_to_all_layers(dead, self.arch.layers_with('up')),
+            dead_units=self._expand_to_all_layers(dead, layers_with(self.arch, 'feed_forward')),
             expert_load=self._expand_to_all_layers(load, with_experts),
             expert_entropy=self._expand_to_all_layers(expert_entropy, with_experts),
             dropped_fraction=self._expand_to_all_layers(dropped, with_experts),

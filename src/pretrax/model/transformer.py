@@ -10,7 +10,7 @@ gather sums its gradient in f32, or in `plan.sums`.
 """
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -18,53 +18,20 @@ import jax.numpy as jnp
 
 from pretrax.model.architecture import Architecture, resolve
 from pretrax.model.base import Model
-from pretrax.model.branches import mixer, mlp
+from pretrax.model.block import block
 from pretrax.model.context import column_order, local_columns
 from pretrax.model.ends import embed, gather_ends, unembed
-from pretrax.model.layers import LayerSpec, Tokens, dropout, in_parts, scan_layers
+from pretrax.model.layer_spec import LayerSpec, Tokens
+from pretrax.model.layers import in_parts, scan_layers
 from pretrax.model.loss import Batch, LossTerms, denominators, in_chunks, loss_terms
 from pretrax.model.multi_token import ahead_denominators, ahead_metrics, predict_ahead
-from pretrax.model.norm import norm
 from pretrax.model.options import TransformerOptions
 from pretrax.model.pipeline import gradient_1f1b, stages
 from pretrax.model.plan import choose_plan
 from pretrax.model.request import ModelRequest
 from pretrax.model.routing import Routed, adjust, counted, load, routing_denominators, routing_metrics, routing_terms
-from pretrax.model.weights import Ends, Layer, Weights, abstract_weights, init_weights, with_own_heads
-from pretrax.shardlib import drop_axes, f32, i32, key, num, save, typechecked, u32
-
-# A branch of a layer: its input, the weights, the tokens, the layer -> its part of the residual stream
-type Part[Result] = Callable[[jax.Array, Layer, Tokens, LayerSpec], Result]
-
-
-@typechecked
-def block(
-    x: num['B/r/d/e L/c/t M'],
-    w: Layer,
-    tokens: Tokens,
-    layer: LayerSpec,
-    mixer: Part[jax.Array] = mixer,
-    mlp: Part[tuple[jax.Array, Routed | None]] = mlp,
-) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
-    """One layer, and the statistics of its router. Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
-
-    Norms come before each branch (Xiong et al. 2020, arXiv:2002.04745); some families have them after
-    it too, or only there. In a parallel block (Wang and Komatsuzaki 2021, GPT-J) both have one input.
-    """
-    arch, scale, w = layer.arch, layer.arch.block.residual_multiplier, with_own_heads(w)
-    h: num['B/r/d/e L/c/t M'] = norm(x, w.norm1, w.norm1_bias, arch)
-    if arch.block.parallel:
-        out, routed = mlp(h if arch.block.shared_norm else norm(x, w.norm2, w.norm2_bias, arch), w, tokens, layer)
-        out = dropout(out, 'feed-forward', tokens, layer)
-        return scaled(x + scale * (dropout(mixer(h, w, tokens, layer), 'attention', tokens, layer) + out), w), routed
-    x = x + scale * dropout(mixer(h, w, tokens, layer), 'attention', tokens, layer)
-    out, routed = mlp(norm(x, w.norm2, w.norm2_bias, arch), w, tokens, layer)
-    return scaled(x + scale * dropout(out, 'feed-forward', tokens, layer), w), routed
-
-
-def scaled(x: num['B/r/d/e L/c/t M'], w: Layer) -> num['B/r/d/e L/c/t M']:
-    """The output of a layer, times a number of its own if the family has one. Gemma 4."""
-    return x if w.layer_scale is None else x * w.layer_scale.astype(x.dtype)
+from pretrax.model.weights import Ends, Layer, Weights, abstract_weights, init_weights
+from pretrax.shardlib import drop_axes, f32, i32, key, num, save, u32
 
 
 class Transformer(Model):
@@ -77,7 +44,7 @@ class Transformer(Model):
         sizes = request.vocab_size, request.longest
         self.arch = resolve(options, *sizes)  # pyright: ignore[reportIncompatibleVariableOverride]
         self.arch.check_mesh(request.mesh, request.sequence_length)
-        self.plan = choose_plan(options, request, self.arch)
+        self.plan = choose_plan(options, request, self.arch, Layer.products_in(self.arch))
         self.dtype = request.dtype
         self.choices = {'architecture': self.arch.describe(), **self.plan.reasons}
         self.vocab_size = self.arch.vocab_size
@@ -85,11 +52,8 @@ class Transformer(Model):
         self.column_order = column_order(self.plan.context, request.sequence_length, request.mesh['c'])
         self.draws = self.plan.numerics.draws or self.arch.drops
         self.gradient = functools.partial(gradient_1f1b, self) if self.plan.is_1f1b else None
-        self.survey = (
-            self._expert_load
-            if self.arch.experts.router.balance_loss and self.arch.experts.router.balance_over == 'batch'
-            else None
-        )
+        router = self.arch.experts.router
+        self.survey = self._expert_load if router.balance_loss and router.balance_over == 'batch' else None
 
     def init(self, key: jax.Array) -> Weights:
         """Initial weights (under jit, outside the manual region)."""

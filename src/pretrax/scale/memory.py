@@ -98,7 +98,8 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     layers = math.ceil(arch.n_layers / n['p'])
 
     matrices = 3 if arch.gated else 2
-    with_attention, with_state = (n / arch.n_layers for n in (arch.n_attention_layers, arch.count('linear_v')))
+    with_attention = arch.n_attention_layers / arch.n_layers
+    with_state = arch.n_recurrent_layers / arch.n_layers
     keys, values = (
         arch.recurrent.n_key_heads * arch.recurrent.d_key,
         arch.recurrent.n_heads * arch.recurrent.d_head,
@@ -115,7 +116,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     latent = arch.latent_params * (1 - 1 / t)  # what is not sharded over t
     of_layers = layers * ((dense + matrices * d_model * rows) / t + latent) / n['d']
     largest = max(
-        arch.sizes['F'] * (arch.count('up') > 0), n_experts * arch.feed_forward.d_ff / n['e'] + arch.experts.d_shared
+        arch.sizes['F'] * (arch.n_dense_layers > 0), n_experts * arch.feed_forward.d_ff / n['e'] + arch.experts.d_shared
     )
     one_layer = (max(arch.attention_params, 2 * d_model * of_state) + d_model * matrices * largest) / t + latent
     shard = of_layers + (n_params - all_layers) / (n['d'] * t)
@@ -180,7 +181,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
         pairs = 4 * CHUNK + 4 * arch.recurrent.d_key + 6 * arch.recurrent.d_head
         states = 2 * arch.recurrent.d_key * arch.recurrent.d_head / CHUNK
         mixing = max(mixing, 4 / width * arch.recurrent.n_heads * (pairs + states))
-    of_dense = arch.sizes['F'] if arch.count('up') else 0
+    of_dense = arch.sizes['F'] if arch.n_dense_layers else 0
     widest = max(
         of_dense,
         (arch.experts.experts_per_token * arch.feed_forward.d_ff + arch.experts.d_shared) if with_experts else 0,

@@ -257,19 +257,19 @@ def _attention(sizes: _Sizes) -> Phase:
     of_tokens = CHUNK * (
         arch.recurrent.n_heads * arch.recurrent.d_head + arch.recurrent.n_key_heads * arch.recurrent.d_key
     )
-    chunks = 2 * (arch.n_state_products + arch.count('linear_v') * of_tokens) * sizes.tokens_here / sizes.t / sizes.p
+    chunks = 2 * (arch.n_state_products + arch.n_recurrent_layers * of_tokens) * sizes.tokens_here / sizes.t / sizes.p
     flops += 4 * chunks
     return _work('attention', flops / (sizes.device.peak('bf16') * sizes.reach.attention), 'attention')
 
 
 def _elementwise(sizes: _Sizes) -> Phase:
     arch = sizes.arch
-    dense = arch.count('up') / arch.n_layers * arch.sizes['F']
+    dense = arch.n_dense_layers / arch.n_layers * arch.sizes['F']
     feed_forward = 3 * (dense + arch.feed_forward.d_ff * sizes.experts_per_token)
     heads = arch.attention.n_heads * arch.mean_d_head + 2 * arch.mean_kv_width
     attention = 2 * heads * arch.n_attention_layers
     linear = 8 * (arch.recurrent.n_heads * arch.recurrent.d_head + arch.recurrent.n_key_heads * arch.recurrent.d_key)
-    mixers = (attention + linear * arch.count('linear_v')) / arch.n_layers
+    mixers = (attention + linear * arch.n_recurrent_layers) / arch.n_layers
     values = 10 * arch.d_model + feed_forward + mixers
     n_bytes = _WIDTH * values * sizes.tokens_here / sizes.t * sizes.layers * (4 if sizes.step.recomputes else 3)
     return _work('norms, activations, rotation', sizes.traffic(n_bytes), 'memory')

@@ -61,7 +61,7 @@ def teacher_memory(step: StepFacts) -> TeacherMemory:
     loss = stream * (1 + step.kept_states) + (width + 4) * logits + width * (table if n['d'] > 1 else 0.0)
 
     heads = 2 * (arch.mean_d_head * arch.attention.n_heads + arch.mean_kv_width)
-    dense = arch.sizes['F'] if arch.count('up') else 0
+    dense = arch.sizes['F'] if arch.n_dense_layers else 0
     widest = max(
         dense,
         arch.experts.experts_per_token * arch.feed_forward.d_ff + arch.experts.d_shared

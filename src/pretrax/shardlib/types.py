@@ -243,6 +243,8 @@ def with_leading(array: ArrayType, leading: tuple[Dim, ...]) -> ArrayType:
 def map_type(f: Any, annotation: Any, path: str = '', leading: tuple[Dim, ...] = (), omit: tuple[str, ...] = ()) -> Any:
     """Maps f(path, array type) over the arrays of `annotation`. The fields to omit become None.
 
+    With the class variable `flat = True`, the arrays inside a dataclass have its own path, as if they were its fields.
+
     `dict[str, T]`, `list[T]` and `tuple[T, ...]` have no known length, so each gives one value, which is a prefix of
     the pytree. f must return the same value for every array of T.
     """
@@ -250,7 +252,7 @@ def map_type(f: Any, annotation: Any, path: str = '', leading: tuple[Dim, ...] =
         case ArrayType():
             return f(path, with_leading(annotation, leading))
         case Maybe(inner):
-            return None if path.rpartition('.')[2] in omit else map_type(f, inner, path, leading, omit)
+            return map_type(f, inner, path, leading, omit)
         case Stacked(dim, inner):
             return map_type(f, inner, path, (*leading, dim), omit)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -265,10 +267,13 @@ def map_type(f: Any, annotation: Any, path: str = '', leading: tuple[Dim, ...] =
     if origin is tuple:
         return tuple(map_type(f, inner, f'{path}[{i}]', leading, omit) for i, inner in enumerate(arguments))
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-        fields = {
-            name: map_type(f, inner, f'{path}.{name}'.lstrip('.'), leading, omit)
-            for name, inner in field_types(annotation).items()
-        }
+        fields = {}
+        for name, inner in field_types(annotation).items():
+            inner = plain(inner)
+            is_optional = isinstance(inner, Maybe)
+            is_array = isinstance(inner.inner if is_optional else inner, ArrayType)
+            at = path if getattr(annotation, 'flat', False) and not is_array else f'{path}.{name}'.lstrip('.')
+            fields[name] = None if is_optional and name in omit else map_type(f, inner, at, leading, omit)
         return annotation(**fields)
     if annotation is None or annotation is types.NoneType:
         return None

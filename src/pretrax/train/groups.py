@@ -20,7 +20,7 @@ from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture
 from pretrax.model.base import Model
 from pretrax.model.mup import Scaling
-from pretrax.model.weights import BUFFERS, MATRICES, OF_MODULES
+from pretrax.model.weights import BUFFERS, MATRICES, layers_with
 
 DEFAULT_NO_DECAY = ('*norm*', '*bias')
 # Of layers with a state: these do not decay either, as in the code of Mamba 2, unless a group has a decay for them
@@ -128,7 +128,7 @@ def _scaled(settings: Any, mup: Scaling, width_power: float) -> Any:
 
     def part(path: Any, setting: Setting) -> Setting:
         name = _name(path)
-        factor = mup.rate(name, name.rpartition('.')[2] in MATRICES | OF_MODULES, width_power)
+        factor = mup.rate(name, name.rpartition('.')[2] in MATRICES, width_power)
         decay = setting.decay / factor if mup.independent_decay else setting.decay
         return setting._replace(scale=setting.scale * factor, decay=decay)
 
@@ -185,7 +185,7 @@ def _rows(name: str, w: Any, arch: Architecture | None) -> Sequence[int]:
     """The numbers of the layers that a weight has along its first dimension; one number if it is not stacked."""
     if arch is None or not name.startswith(_STACKED):
         return (0,)
-    return arch.layers_with(name.removeprefix(_STACKED))
+    return layers_with(arch, name.removeprefix(_STACKED))
 
 
 def _matches(patterns: Sequence[str], name: str, rows: Sequence[int], n_layers: int) -> np.ndarray:

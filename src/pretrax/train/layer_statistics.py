@@ -17,6 +17,7 @@ from pretrax.model.architecture import Architecture
 from pretrax.model.loss import Batch
 from pretrax.model.statistics import forward_statistics
 from pretrax.model.transformer import Transformer
+from pretrax.model.weights import layers_with
 from pretrax.shardlib import i32
 from pretrax.train.average import gradient_point
 from pretrax.train.host_memory import on_device
@@ -89,8 +90,8 @@ def weight_statistics(
                 size=jnp.full(len(values), size, jnp.float32),
             )
             norms[what][f'/{weight}'] = jnp.sqrt(one.square)
-            if arch.count(weight) < arch.n_layers:
-                has = np.array(arch.layers_with(weight))
+            has = np.array(layers_with(arch, weight))
+            if len(has) < arch.n_layers:
                 nothing = jnp.zeros(arch.n_layers)
                 one = _InLayers(*(nothing.at[has].set(x) for x in one))
                 norms[what][f'/{weight}'] = jnp.full_like(nothing, jnp.nan).at[has].set(norms[what][f'/{weight}'])

@@ -18,7 +18,7 @@ from pretrax.huggingface.model import TOKENIZER, open_model
 from pretrax.model.architecture import Architecture, resolve
 from pretrax.model.axes import AXES
 from pretrax.model.transformer import Transformer
-from pretrax.model.weights import abstract_weights
+from pretrax.model.weights import abstract_weights, layers_with
 from pretrax.run.setup import Run
 from pretrax.storage import AnyPath
 from pretrax.weights.saved import HF, SavedModel, open_saved
@@ -154,7 +154,7 @@ class _ChosenLayers:
         self.shapes = dict(pieces.shapes)
         for path, shape in pieces.shapes.items():
             if is_stacked(path, shape):
-                known = arch.layers_with(path.removeprefix('layers.'))
+                known = layers_with(arch, path.removeprefix('layers.'))
                 self._rows[path] = [known.index(layer) for layer in layers if layer in known]
                 self.shapes[path] = (len(self._rows[path]), *shape[1:])
 

@@ -23,7 +23,7 @@ from pretrax.huggingface.files import not_finite_text
 from pretrax.huggingface.model import KEPT, SETTINGS, TOKENIZER, kept_names
 from pretrax.machine.json_file import read_settings
 from pretrax.machine.trusted import copy_file
-from pretrax.model.weights import MODULES
+from pretrax.model.weights import MODULES, layers_with
 from pretrax.run.directory import local_directory
 from pretrax.run.processes import is_first_process
 from pretrax.run.setup import Run
@@ -166,7 +166,7 @@ def _fitting(name: str, shape: tuple[int, ...], origin: Origin, run: Run) -> dic
         return {}
     arch = getattr(run.recipe.model, 'arch', None)
     theirs, ours = (
-        range(rows) if one is None else one.layers_with(name.removeprefix('layers.'))
+        range(rows) if one is None else layers_with(one, name.removeprefix('layers.'))
         for one, rows in ((origin.arch if arch else None, there[0]), (arch if origin.arch else None, shape[0]))
     )
     return {theirs.index(layer): row for row, layer in enumerate(ours) if layer in theirs}
