@@ -14,7 +14,8 @@ import pickle
 import time
 from typing import TYPE_CHECKING, Any
 
-from pretrax.config import config_leaves, resolved_yaml, upgraded
+from pretrax.config import resolved_yaml, upgraded
+from pretrax.config.problems import leaves
 from pretrax.errors import Report, UserError
 from pretrax.launch.local import share_of
 from pretrax.launch.search_file import Range, Search, Space
@@ -332,7 +333,10 @@ def _value(trial: 'optuna.trial.Trial', key: str, search: Search) -> Any:
 def _changed(known: str, now: str) -> str:
     """The keys in which two identities differ."""
     both = json.loads(known), json.loads(now)
-    pairs = [[dict(config_leaves(values)) for values in pair] for pair in zip(*both, strict=True)]
+    pairs = [
+        [{'.'.join(path): value for path, value in leaves(values)} for values in pair]
+        for pair in zip(*both, strict=True)
+    ]
     keys = [key for before, after in pairs for key in {**before, **after} if before.get(key) != after.get(key)]
     return ', '.join(keys[:5]) or 'the version of pretrax'
 

@@ -50,12 +50,13 @@ def report_rows_without_targets(
         return
     share = empty / counted
     empty_steps = 0.0 if batch_rows is None else share**batch_rows
-    steps = f'; {empty_steps:.2g} of the steps will have nothing to learn, and change nothing'
-    say(
+    parts = [
         f'rows without targets: {share:.1%} ({empty:,} of {which}) are read but teach nothing, since their answers '
-        f'begin after the end of the row{steps * (empty_steps >= 1e-6)}; a longer batch.sequence_length has fewer of '
-        'them'
-    )
+        'begin after the end of the row',
+        f'{empty_steps:.2g} of the steps will have nothing to learn, and change nothing' if empty_steps >= 1e-6 else '',
+        'a longer batch.sequence_length has fewer of them',
+    ]
+    say('; '.join(filter(None, parts)))
 
 
 def _sample(n: int | None, sequence_length: int) -> np.ndarray:
