@@ -66,7 +66,7 @@ def test_chunks_equal_the_recurrence(kind, size, monkeypatch):
     weight = [jnp.cos(jnp.arange(n, dtype=jnp.float32)) for n in (B * L * G * R * W, B * G * R * S * W)]
 
     def total(run):
-        def from_named(x, state):
+        def of(x, state):
             return sum(a.ravel() @ w for a, w in zip(run(x, state, segments), weight, strict=True))
 
         return of
