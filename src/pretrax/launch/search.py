@@ -334,7 +334,7 @@ def _changed(known: str, now: str) -> str:
     """The keys in which two identities differ."""
     both = json.loads(known), json.loads(now)
     pairs = [
-        [{'.'.join(path): value for path, value in leaves(values)} for values in pair]
+        [{'.'.join(map(str, path)): value for path, value in leaves(values)} for values in pair]
         for pair in zip(*both, strict=True)
     ]
     keys = [key for before, after in pairs for key in {**before, **after} if before.get(key) != after.get(key)]
