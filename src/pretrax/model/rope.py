@@ -68,7 +68,7 @@ def _scaled(frequency: f32['half'], base: float, scaling: RopeScaling, columns: 
     if scaling.kind == 'linear':
         return frequency / scaling.factor
     if scaling.kind == 'proportional':
-        return jnp.where(jnp.arange(half) < int(scaling.fraction * half), frequency / scaling.factor, 0.0)
+        return jnp.where(jnp.arange(half) < int((scaling.fraction or 1.0) * half), frequency / scaling.factor, 0.0)
     if scaling.kind == 'longrope':
         return frequency / jnp.asarray(scaling.divisors(columns * axis_size('c')), jnp.float32)
     if scaling.kind == 'yarn':

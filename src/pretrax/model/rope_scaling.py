@@ -31,8 +31,11 @@ class RopeScaling(BaseModel):
         (), description='longrope: divisors of the frequencies, up to original_length'
     )
     long_factor: tuple[float, ...] = Field((), description='longrope: divisors of the frequencies, in longer sequences')
-    fraction: float = Field(
-        1.0, gt=0, le=1, description='proportional: the first pairs of dimensions that turn, as a part of all'
+    fraction: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description='proportional: the first pairs of dimensions that turn, as a part of all; null: all',
     )
     attention_factor: float | None = Field(
         None,

@@ -36,13 +36,15 @@ def diff(
     most: int = option('Print at most N arrays.', default=20, min=1, metavar='N'),
 ) -> None:
     from pretrax.checkpoint import find_checkpoint, read_manifest
-    from pretrax.config import diff_values, upgraded
+    from pretrax.config import ABSENT, diff_values, upgraded
     from pretrax.storage import locate
 
     places = [find_checkpoint(locate(path)) for path in (one, other)]
     before, after = (read_manifest(*place) for place in places)
     print(f'{one}: step {before.step:,}\n{other}: step {after.step:,}')
-    changes = diff_values(*(upgraded(manifest.description.get('config') or {}) for manifest in (before, after)))
+    configs = [upgraded(manifest.description.get('config') or {}) for manifest in (before, after)]
+    # A null is a key that the other version of pretrax may not have.
+    changes = [change for change in diff_values(*configs) if {*change[1:]} != {ABSENT, None}]
     print(f'configuration: {len(changes)} values differ')
     for key, old, new in changes:
         print(f'  {key}: {old} -> {new}')
