@@ -140,7 +140,9 @@ def few_tokens():
     [
         (LLAMA, 64),
         pytest.param(MIXTURE, LENGTH, marks=pytest.mark.slow),
-        pytest.param(MIXTURE | {'n_layers': 3, 'dense_layers': (1,), 'd_ff_dense': 32}, LENGTH, marks=pytest.mark.slow),
+        pytest.param(
+            MIXTURE | {'n_layers': 3, 'dense_layers': (1,), 'd_ff_dense': 32}, LENGTH, marks=pytest.mark.nightly
+        ),
     ],
     ids=['dense', 'experts', 'mixed'],
 )

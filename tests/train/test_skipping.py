@@ -95,7 +95,7 @@ TERMS = {'z_loss': 0.1, 'balance_loss': 0.1, 'router_z_loss': 0.1, 'router_bias'
 @pytest.mark.parametrize(
     ('options', 'sizes', 'accumulation'),
     [
-        pytest.param(MIXTURE | TERMS | {'balance_over': 'batch', 'capacity': 1.5}, {}, 2, marks=pytest.mark.slow),
+        pytest.param(MIXTURE | TERMS | {'balance_over': 'batch', 'capacity': 1.5}, {}, 2, marks=pytest.mark.nightly),
         pytest.param(MIXTURE | TERMS, {'e': 2, 't': 2}, 1, marks=pytest.mark.nightly),
         pytest.param(SMALL | {'z_loss': 0.1, 'pipeline_schedule': '1f1b'}, {'p': 2, 'd': 2}, 1, marks=pytest.mark.slow),
     ],
@@ -204,7 +204,7 @@ def test_the_scale_of_the_loss_changes_as_in_torch():
         pytest.param({'d': 2, 't': 2}, 1, {}, marks=pytest.mark.slow),
         pytest.param({'r': 2}, 2, {}, marks=pytest.mark.nightly),
         pytest.param({'p': 2}, 1, {}, marks=pytest.mark.nightly),
-        pytest.param({'p': 2, 'd': 2}, 1, {'pipeline_schedule': '1f1b'}, marks=pytest.mark.slow),
+        pytest.param({'p': 2, 'd': 2}, 1, {'pipeline_schedule': '1f1b'}, marks=pytest.mark.nightly),
         pytest.param(
             {'e': 2}, 2, {'n_experts': 4, 'experts_per_token': 2, 'balance_loss': 0.1}, marks=pytest.mark.slow
         ),
