@@ -48,18 +48,19 @@ def copy_to_host(state: Any, largest: int | None = None) -> list[HostFile]:
     return files
 
 
+def write_one(name: str, values: np.ndarray, write: Callable[[str, memoryview], object]) -> File:
+    """Writes a file. Returns its size and digest."""
+    content = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+    write(name, content)
+    return File(size=len(content), xxh3=xxhash.xxh3_128_hexdigest(content))
+
+
 def write_files(files: Sequence[HostFile], write: Callable[[str, memoryview], object]) -> dict[str, File]:
     """Writes files in parallel. Returns their sizes and digests. Stops at the first failure, and raises it."""
-
-    def one(name: str, values: np.ndarray) -> tuple[str, File]:
-        content = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
-        write(name, content)
-        return name, File(size=len(content), xxh3=xxhash.xxh3_128_hexdigest(content))
-
     with concurrent.futures.ThreadPoolExecutor(_THREADS, 'write') as pool:
-        writes = [pool.submit(one, *file) for file in files]
+        writes = {pool.submit(write_one, *file, write): file[0] for file in files}
         try:
-            return dict(future.result() for future in concurrent.futures.as_completed(writes))
+            return {writes[future]: future.result() for future in concurrent.futures.as_completed(writes)}
         finally:
             pool.shutdown(cancel_futures=True)
 

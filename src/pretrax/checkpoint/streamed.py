@@ -14,7 +14,7 @@ import numpy as np
 
 from pretrax.checkpoint.directory import write_synced
 from pretrax.checkpoint.manifest import STATE, Array, File, partial_directory, publish
-from pretrax.checkpoint.state_files import array_metadata, chunk_name, tree_metadata, write_files
+from pretrax.checkpoint.state_files import array_metadata, chunk_name, tree_metadata, write_one
 
 Piece = tuple[tuple[int, ...], np.ndarray]
 
@@ -41,7 +41,7 @@ def write_streamed(
     files: dict[str, File] = {}
 
     def write(name: str, values: np.ndarray) -> None:
-        files.update(write_files([(name, values)], lambda name, content: write_synced(place / name, content)))
+        files[name] = write_one(name, values, lambda name, content: write_synced(place / name, content))
 
     for path, array in weights.items():
         rest = array.shape[array.counted :]
