@@ -176,13 +176,19 @@ def _check_global_heads(chosen: dict[str, Any], said: dict[str, Any]) -> None:
         'attention.qk_norm': chosen['attention.qk_norm'] in ('none', 'head', 'l2'),
         'mup': chosen['mup'] is None,
     }  # fmt: skip
-    for name, fits in without.items():
-        if not fits:
-            raise UserError(
-                f'model.{name} = {chosen[name]} does not fit layers without a window with heads of their own '
-                f'(model.attention.global_d_head = {d_head})\n'
-                'leave it out, or leave out the options global_d_head, global_n_kv_heads and global_k_as_v'
-            )
+    _refuse(
+        chosen,
+        without,
+        f'layers without a window with heads of their own (model.attention.global_d_head = {d_head})\n'
+        'leave it out, or leave out the options global_d_head, global_n_kv_heads and global_k_as_v',
+    )
+
+
+def _refuse(chosen: dict[str, Any], fits: dict[str, bool], part: str) -> None:
+    """Refuses the first option that does not fit a part. `part` also says what to do."""
+    for name, does_fit in fits.items():
+        if not does_fit:
+            raise UserError(f'model.{name} = {chosen[name]} does not fit {part}')
 
 
 def _check_chunks_and_temperature(chosen: dict[str, Any], said: dict[str, Any]) -> None:
@@ -260,14 +266,13 @@ def _check_latents(chosen: dict[str, Any], said: dict[str, Any]) -> None:
         'attention.temperature': not chosen['attention.temperature'],
         'attention.qkv_bias': not chosen['attention.qkv_bias'], 'rope.fraction': chosen['rope.fraction'] == 1,
     }  # fmt: skip
-    for name, fits in without.items():
-        if not fits:
-            raise UserError(
-                f'model.{name} = {chosen[name]} does not fit latent attention (model.attention.latent.kv_rank = '
-                f'{chosen["attention.latent.kv_rank"]}), which '
-                'has rope, a key and a value for each query head, and no window or bias\n'
-                'leave it out, or use model.attention.latent=null'
-            )
+    _refuse(
+        chosen,
+        without,
+        f'latent attention (model.attention.latent.kv_rank = {chosen["attention.latent.kv_rank"]}), which '
+        'has rope, a key and a value for each query head, and no window or bias\n'
+        'leave it out, or use model.attention.latent=null',
+    )
     if chosen['attention.latent.d_rope'] % 2:
         raise UserError(
             f'model.attention.latent.d_rope = {chosen["attention.latent.d_rope"]} is odd, but rope rotates pairs\n'
