@@ -16,12 +16,13 @@ REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / 'src' / 'pretrax'
 
 BELOW_RUN = {
-    'amounts', 'errors', 'option', 'jax_compat', 'storage', 'shardlib', 'config', 'machine', 'data', 'checkpoint',
-    'observe', 'scale', 'model', 'huggingface', 'infer', 'train', 'evaluate',
+    'amounts', 'errors', 'tables', 'option', 'jax_compat', 'storage', 'shardlib', 'config', 'machine', 'data',
+    'checkpoint', 'observe', 'scale', 'model', 'huggingface', 'infer', 'train', 'evaluate',
 }  # fmt: skip
 # The parts of pretrax that each part may import besides itself. Every part may import the version from pretrax.
 MAY_IMPORT = {
     'amounts': set(),
+    'tables': set(),
     'option': set(),
     'errors': set(),
     'jax_compat': set(),
@@ -29,7 +30,7 @@ MAY_IMPORT = {
     'page_kit': set(),  # styles, templates and scripts of pages, and how they are served
     'storage': {'errors', 'machine'},
     'config': {'errors', 'storage', 'infer'},  # of `infer` the settings of sampling
-    'model': {'errors', 'jax_compat', 'shardlib'},
+    'model': {'errors', 'jax_compat', 'shardlib', 'tables'},
     'scale': {'amounts', 'errors', 'model'},
     'machine': {'errors', 'scale'},
     'data': {'errors', 'machine', 'storage'},
@@ -42,6 +43,7 @@ MAY_IMPORT = {
     # It shows what runs wrote: reports, comparisons, live pages, programs, traces.
     'view': {
         'amounts',
+        'tables',
         'errors',
         'config',
         'machine',
@@ -53,7 +55,7 @@ MAY_IMPORT = {
         'serve',
         'page_kit',
     },
-    'serve': {'errors', 'infer', 'machine', 'page_kit'},  # it imports no JAX: its engines come from outside
+    'serve': {'errors', 'infer', 'machine', 'page_kit', 'tables'},  # it imports no JAX: its engines come from outside
     'train': {'errors', 'shardlib', 'model'},  # pure: no files, no terminal, no processes
     'run': BELOW_RUN | {'view'},
     'launch': {
@@ -179,7 +181,7 @@ TESTED_BY = {
     'launch/foreground',
     'model/test_attention.py': 'model/softcap model/xla_cpu',
     'model/test_eight_bits.py': 'model/numerics',
-    'model/test_families.py': 'model/choices',
+    'model/test_families.py': 'model/choices tables',
     'model/test_option_names.py': 'model/options',
     'config/test_upgrade.py': 'cli/config/upgrade',
     'model/test_nnx.py': 'model/nnx_options model/nnx_target',
@@ -468,7 +470,7 @@ def test_files_are_named_for_what_they_hold():
 
 
 def test_tests_lie_where_what_they_test_lies():
-    parts = set(MAY_IMPORT) - {'amounts', 'errors', 'jax_compat', 'option', '__main__'}
+    parts = set(MAY_IMPORT) - {'amounts', 'errors', 'jax_compat', 'option', 'tables', '__main__'}
     beside = {'repository', 'docs', 'examples', 'benchmarks', 'deviceless', 'goldens', 'parallel', '__pycache__'}
     found = {path.name for path in (REPOSITORY / 'tests').iterdir() if path.is_dir()}
     assert found - beside == parts

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrax.model.option_names import dotted
+from pretrax.tables import read_table
 
 # A choice that a family leaves out is that of 'llama', or the default in choices.py.
 _LLAMA = {
@@ -187,10 +188,7 @@ PRESET_NAMES = tuple(re.findall(r'^([\w.-]+):', _PRESETS.read_text(), re.MULTILI
 @functools.cache
 def presets() -> dict[str, dict[str, Any]]:
     """The options of each published model, by dotted key."""
-    import yaml  # a machine that only computes need not have it
-
-    loader = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
-    return {name: dotted(section) for name, section in yaml.load(_PRESETS.read_text(), loader).items()}
+    return {name: dotted(section) for name, section in read_table(_PRESETS).items()}
 
 
 # Named activations of a layer, in the order in which they are computed. All of them can be recomputed from 'input',

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import yaml
 
 from pretrax.config.problems import nearest
 from pretrax.errors import UserError
 from pretrax.jax_compat import has_started, parse_xla_flags
 from pretrax.machine.accelerators import gpu_files
+from pretrax.tables import read_table
 
 type Variables = Mapping[str, str]
 
@@ -89,7 +89,7 @@ class Row(NamedTuple):
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names.split())
 
 
-TABLE = tuple(Row(**row) for row in yaml.safe_load(Path(__file__).with_suffix('.yaml').read_text()))
+TABLE = tuple(Row(**row) for row in read_table(Path(__file__).with_suffix('.yaml')))
 # Settings in which the processes of a run must not differ.
 SETTINGS = (*_REFUSED, *_CHANGING)
 

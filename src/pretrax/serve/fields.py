@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic_core import PydanticCustomError
+
+from pretrax.tables import read_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,6 @@ class Field:
     same_as: str = ''  # another field; its value asks for nothing
 
 
-_LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 _TABLES: dict[str, dict[str, Field]] = {
     kind: {
         name: Field(neutral=None)
@@ -29,7 +29,7 @@ _TABLES: dict[str, dict[str, Field]] = {
         else Field(about.get('reason', ''), tuple(about.get('neutral', ())), about.get('same_as', ''))
         for name, about in table.items()
     }
-    for kind, table in yaml.load(Path(__file__).with_suffix('.yaml').read_text(encoding='utf-8'), _LOADER).items()
+    for kind, table in read_table(Path(__file__).with_suffix('.yaml')).items()
 }
 EVERYWHERE = _TABLES['everywhere']
 COMPLETION = EVERYWHERE | _TABLES['generation'] | _TABLES['completion']

@@ -4,16 +4,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-
+from pretrax.tables import read_table
 from pretrax.view.trace.device_time import COMMUNICATION, COMPUTATION
 from pretrax.view.trace.steps import TracedSteps
 
 _MOST, _NAMED = 5, 3  # lines, and scopes that a line names
 _WORTH = 0.05  # share of the step below which nothing is said
 
-_LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
-_ADVICE: dict[str, dict[str, str]] = yaml.load(Path(__file__).with_suffix('.yaml').read_text('utf-8'), _LOADER)
+_ADVICE: dict[str, dict[str, str]] = read_table(Path(__file__).with_suffix('.yaml'))
 _AXES, _PHASES = _ADVICE['axes'], _ADVICE['phases']
 
 
