@@ -11,6 +11,7 @@ BY_NAME = 'config/registry.py'  # it imports components by the names in a config
 WHAT = {
     'amounts': 'sizes, counts and times for people',
     'errors': 'mistakes of the user, and exit codes',
+    'tables': 'the YAML tables of pretrax',
     'option': 'what a user may set, declared once',
     'jax_compat': 'the private names of JAX that pretrax uses',
     'shardlib': 'sharding as types, and collectives',

@@ -182,6 +182,6 @@ def test_the_pictures_of_the_axes_have_the_collectives_of_the_pages():
         't': {'all_gather', 'psum_scatter', 'psum'},
         'p': {'ppermute', 'psum_scatter', 'psum'},
     }
-    assert collectives.declared('weights.py', 'Layer', 'q') == 'M/d H/t D'
+    assert collectives.declared('attention.py', 'AttentionWeights', 'q') == 'M/d H/t D'
     assert collectives.shards('M/d H/t D', 'd')
     assert not collectives.shards('M/d H/t D', 'p')
