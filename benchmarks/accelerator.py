@@ -32,11 +32,11 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / 'src'))  # pretrax need not be installed
 
+from machine import QUIET, busy  # noqa: E402
 from torch_environment import BenchmarkError, has_torch  # noqa: E402
 
-from machine import QUIET, busy  # noqa: E402
-from pretrax.scale.devices import lookup  # noqa: E402
-from pretrax.scale.flops import FORMULA_VERSION, Flops, count_flops  # noqa: E402
+from pretrax.cost.devices import lookup  # noqa: E402
+from pretrax.cost.flops import FORMULA_VERSION, Flops, count_flops  # noqa: E402
 
 WHEELS = ('pydantic', 'pydantic-core', 'annotated-types', 'typing-inspection')
 MORE_TO_DO = 75

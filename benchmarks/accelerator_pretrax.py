@@ -24,7 +24,9 @@ from jax.sharding import AxisType
 from laps import laps
 
 import pretrax
+from pretrax.cost.memory import temporaries_of
 from pretrax.data.batches.source import pack_rows
+from pretrax.hlo.compiler_options import Situation, choose_options, hardware_of
 from pretrax.infer.generate import generate
 from pretrax.model import loss as loss_module
 from pretrax.model import matmul as matmul_module
@@ -37,8 +39,6 @@ from pretrax.model.option_names import nest
 from pretrax.model.options import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
-from pretrax.scale.compiler_options import Situation, choose_options, hardware_of
-from pretrax.scale.memory import temporaries_of
 from pretrax.shardlib import make_shardings, psum
 from pretrax.train import optimizer
 from pretrax.train import step as step_module

@@ -29,10 +29,10 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from machine import QUIET, busy
 from result_files import circumstances, write_result
 
 import pretrax
-from machine import QUIET, busy
 from pretrax.checkpoint import Checkpoints, restore
 
 HERE = Path(__file__).resolve().parent

@@ -28,11 +28,11 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 import boto3
 import jax
 import numpy as np
+from machine import busy
 from result_files import circumstances, write_result
 
 import pretrax
 from checkpoint import HERE, make_state, seconds, summary
-from machine import busy
 from pretrax.checkpoint import Checkpoints, restore
 from pretrax.storage import BucketPath
 

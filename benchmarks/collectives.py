@@ -5,7 +5,7 @@
 
 Compiles a small program for TPUs that this machine does not have: three layers x + silu(x W_up) W_down in a loop,
 forward and backward, with W sharded over all devices of the slice. Prints a row for every way, with XLA's default
-options and with those that pretrax chooses. Seconds are those of `pretrax.scale.schedule`: links and peaks, nothing
+options and with those that pretrax chooses. Seconds are those of `pretrax.hlo.schedule`: links and peaks, nothing
 measured.
 """
 
@@ -23,11 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from pretrax.ahead.absent_devices import absent_devices
+from pretrax.cost.topology import Topology, parse_topology
+from pretrax.hlo.compiler_options import Situation, choose_options
+from pretrax.hlo.schedule import read_schedule
+from pretrax.plan.absent_devices import absent_devices
 from pretrax.run.placement import place
-from pretrax.scale.compiler_options import Situation, choose_options
-from pretrax.scale.schedule import read_schedule
-from pretrax.scale.topology import Topology, parse_topology
 
 TOPOLOGIES = ('v5e:16x16', 'v5p:8x8x4', 'v6e:16x16', 'tpu7x:4x4x4')
 WIDTH, WIDE, SEQUENCES, LENGTH, LAYERS = 4096, 8192, 4, 1024, 3

@@ -30,16 +30,16 @@ from typing import Any
 
 import jax
 import numpy as np
+from machine import QUIET, busy
 from result_files import circumstances, write_result
 from torch_environment import BenchmarkError, torch_python
 
 import pretrax
-from machine import QUIET, busy
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.data.batches.source import DataRequest, HostBatch, Source, pack_rows
-from pretrax.machine.cores import usable_cores
-from pretrax.machine.process_memory import ask_for_kept_memory, with_kept_memory
 from pretrax.run.compiled_step import lower_step
+from pretrax.system.cores import usable_cores
+from pretrax.system.process_memory import ask_for_kept_memory, with_kept_memory
 from pretrax.train.state import init_state
 
 HERE = Path(__file__).resolve().parent

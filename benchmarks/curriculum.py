@@ -22,9 +22,9 @@ from result_files import circumstances, write_result
 
 from pretrax import pretrain
 from pretrax.config import load
-from pretrax.machine.software import versions
 from pretrax.observe.metrics import read_metrics
 from pretrax.run.setup import prepare
+from pretrax.system.software import versions
 from pretrax.view.charts.chart import Chart, Line, Panel
 from pretrax.view.charts.picture import chart_picture
 

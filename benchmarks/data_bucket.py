@@ -29,10 +29,10 @@ from typing import Any
 import boto3
 import numpy as np
 from checkpoint_bucket import HERE, THREADS, scratch
+from machine import busy
 from result_files import circumstances, write_result
 
 import pretrax
-from machine import busy
 from pretrax.data.batches.source import DataRequest
 from pretrax.data.batches.token_source import open_tokens
 from pretrax.data.batches.windows import BLOCK

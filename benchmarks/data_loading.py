@@ -30,7 +30,7 @@ from pretrax.data.batches.source import DataRequest
 from pretrax.data.batches.token_source import open_stores
 from pretrax.data.tokens.flat_tokens import TokenizerIdentity, open_split
 from pretrax.data.tokens.flat_tokens_writer import create
-from pretrax.machine.cores import usable_cores
+from pretrax.system.cores import usable_cores
 
 ROWS = 64
 VOCABULARY = 50_257

@@ -22,9 +22,9 @@ from typing import Any
 
 import tiktoken
 import tokenizers
+from machine import QUIET, busy
 from result_files import circumstances, write_result
 
-from machine import QUIET, busy
 from pretrax.data.corpus.corpus import Corpus
 from pretrax.data.corpus.listing import find_files
 from pretrax.data.corpus.stdlib import stdlib_files
@@ -33,7 +33,7 @@ from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, Tokenizer
 from pretrax.data.tokenizers.tokenizer_files import byte_letters, load_tokenizer
 from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
 from pretrax.data.tokens.flat_tokens_check import verify
-from pretrax.machine.cores import usable_cores
+from pretrax.system.cores import usable_cores
 
 HERE = Path(__file__).resolve().parent
 VOCABULARY = 50_257

@@ -33,12 +33,12 @@ from result_files import circumstances, write_result
 from pretrax import pretrain
 from pretrax.checkpoint import find_checkpoint, read_description
 from pretrax.config import RunConfig, load
+from pretrax.cost.memory import memory_of
 from pretrax.distill.preparation import prepare_cache
-from pretrax.machine.software import versions
 from pretrax.observe.metrics import read_metrics
 from pretrax.run.compiled_step import lower_step
 from pretrax.run.setup import prepare
-from pretrax.scale.memory import memory_of
+from pretrax.system.software import versions
 
 STUDENT = ['model.n_layers=2', 'model.d_model=64', 'model.attention.n_heads=2', 'model.attention.n_kv_heads=1']
 TOP_K = 64

@@ -22,10 +22,10 @@ from collections.abc import Callable
 import jax
 
 from pretrax.config import load
-from pretrax.machine.cores import cpu_name, usable_cores
-from pretrax.machine.software import versions
 from pretrax.run.layer_statistics import row_sources
 from pretrax.run.setup import prepare
+from pretrax.system.cores import cpu_name, usable_cores
+from pretrax.system.software import versions
 from pretrax.train.layer_statistics import make_layer_statistics
 from pretrax.train.state import init_state
 from pretrax.train.step import make_step, training_step

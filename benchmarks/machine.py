@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from pretrax.machine.cores import cpu_flags, cpu_name
+from pretrax.system.cores import cpu_flags, cpu_name
 
 QUIET = 0.05  # largest share of the cores that other programs may use
 

@@ -5,7 +5,7 @@
 
 This compiles each row (half a minute to two minutes) and writes the results to results/memory.json, with the versions.
 Other rows keep their results. It prints the table of docs/scaling.md, with the compiled memory and the prediction of
-`pretrax plan`. `tests/ahead/test_memory.py` compares the two, and `tests/deviceless` compiles one row again.
+`pretrax plan`. `tests/plan/test_memory.py` compares the two, and `tests/deviceless` compiles one row again.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from typing import Any
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
-from pretrax.ahead.plan import Planner
-from pretrax.ahead.step import compile_ahead
 from pretrax.config import from_values
-from pretrax.machine.software import versions
+from pretrax.cost.memory import memory_of, size, temporaries_of
+from pretrax.cost.topology import parse_topology
 from pretrax.model.option_names import nest
+from pretrax.plan.plan import Planner
+from pretrax.plan.step import compile_ahead
 from pretrax.run.setup import memory_of_run
-from pretrax.scale.memory import memory_of, size, temporaries_of
-from pretrax.scale.topology import parse_topology
+from pretrax.system.software import versions
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'memory.json'
 
@@ -90,12 +90,12 @@ def print_by_axis() -> None:
     for mesh in BY_AXIS:
         model, micro = (MOE if 'e' in mesh else LLAMA_1B), (2 if 'p' in mesh else None)
         values = row('h200x8', model, 32, 2048, mesh, save='full', micro=micro)[2]
-        ahead = compile_ahead(from_values(values), parse_topology('h200x8'), lambda text: None)
-        expected = memory_of_run(ahead.run)
+        planned = compile_ahead(from_values(values), parse_topology('h200x8'), lambda text: None)
+        expected = memory_of_run(planned.run)
         assert expected is not None
         written = ' '.join(f'{axis}={n}' for axis, n in mesh.items())
         print(
-            f'| {"mixture" if "e" in mesh else "1.3B"} | `{written}` | {ahead.needed / 1e9:.1f} GB | '
+            f'| {"mixture" if "e" in mesh else "1.3B"} | `{written}` | {planned.needed / 1e9:.1f} GB | '
             f'{expected.total / 1e9:.1f} GB |',
             flush=True,
         )
@@ -105,15 +105,15 @@ def compiled(name: str) -> dict[str, Any]:
     """The compiler's memory for a row, in bytes per device."""
     topology, slices, values = ROWS[name]
     began = time.perf_counter()
-    ahead = compile_ahead(from_values(values), parse_topology(topology, slices), lambda text: None)
-    if ahead.compiled is None:
-        raise SystemExit(f'{name}: does not fit {topology}: {ahead.needed:,} bytes')
-    stats = ahead.compiled.memory_analysis()
-    print(f'{name}: {memory_of(ahead.compiled) / 1e9:.2f} GB, after {time.perf_counter() - began:.0f} s', flush=True)
+    planned = compile_ahead(from_values(values), parse_topology(topology, slices), lambda text: None)
+    if planned.compiled is None:
+        raise SystemExit(f'{name}: does not fit {topology}: {planned.needed:,} bytes')
+    stats = planned.compiled.memory_analysis()
+    print(f'{name}: {memory_of(planned.compiled) / 1e9:.2f} GB, after {time.perf_counter() - began:.0f} s', flush=True)
     return {
-        'total': memory_of(ahead.compiled),
+        'total': memory_of(planned.compiled),
         'arguments': stats.argument_size_in_bytes,
-        'temporaries': temporaries_of(ahead.compiled),
+        'temporaries': temporaries_of(planned.compiled),
         'program': stats.generated_code_size_in_bytes,
     }
 

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from pretrax.config import load
-from pretrax.run.evaluate import Evaluation
 from pretrax.run.setup import prepare
+from pretrax.run.validation import Evaluation
 from pretrax.train.state import init_state
 from pretrax.train.step import make_step
 

@@ -25,7 +25,7 @@ from pretrax.data.corpus.listing import find_files
 from pretrax.data.corpus.near_duplicates import band_keys, bands_and_rows, clusters, probability
 from pretrax.data.corpus.selection import NearDuplicates
 from pretrax.data.corpus.stdlib import stdlib_files
-from pretrax.machine.software import versions
+from pretrax.system.software import versions
 
 THRESHOLD = 0.8
 RESULTS = Path(__file__).parent / 'results'

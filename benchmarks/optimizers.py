@@ -27,9 +27,9 @@ from result_files import circumstances, write_result
 
 from pretrax.config import RunConfig, load
 from pretrax.config.registry import build
-from pretrax.machine.software import versions
-from pretrax.run.evaluate import Evaluation
 from pretrax.run.setup import prepare
+from pretrax.run.validation import Evaluation
+from pretrax.system.software import versions
 from pretrax.train.state import init_state
 from pretrax.train.step import training_step
 from pretrax.view.charts.picture import figure_bytes

@@ -20,10 +20,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from machine import QUIET, busy, processor
 from torch_environment import torch_python
 
-from machine import QUIET, busy, processor
-from pretrax.machine.cores import usable_cores
+from pretrax.system.cores import usable_cores
 
 # Rows, inner size, columns: the feed-forward of the models of benchmarks/cpu.py, forward and for its weight, the logits
 # of GPT-2's vocabulary, and a product that is large for a laptop.

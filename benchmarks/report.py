@@ -22,11 +22,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+from machine import busy
 
 import pretrax
-from machine import busy
-from pretrax.machine.cores import cpu_name, usable_cores
 from pretrax.observe.metrics import read_metrics
+from pretrax.system.cores import cpu_name, usable_cores
 
 TOKENS = 524_288
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from machine import processor
-from pretrax.machine.cores import usable_cores
+
+from pretrax.system.cores import usable_cores
 
 
 def circumstances() -> dict[str, Any]:

@@ -25,14 +25,14 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 from schedule import facts
 
-from pretrax.ahead.plan import Planner
-from pretrax.ahead.step import compile_ahead
 from pretrax.config import from_values, load
-from pretrax.scale.flops import flops_per_token
-from pretrax.scale.links import places_of
-from pretrax.scale.memory import size
-from pretrax.scale.schedule import read_schedule
-from pretrax.scale.topology import parse_topology
+from pretrax.cost.flops import flops_per_token
+from pretrax.cost.links import places_of
+from pretrax.cost.memory import size
+from pretrax.cost.topology import parse_topology
+from pretrax.hlo.schedule import read_schedule
+from pretrax.plan.plan import Planner
+from pretrax.plan.step import compile_ahead
 
 HERE = pathlib.Path(__file__).parent
 RESULTS = HERE / 'results' / 'scale.json'
@@ -155,15 +155,15 @@ def compiled(row: Row, programs: pathlib.Path | None) -> dict[str, Any]:
     """The compiler's result for a row, and the cost of compiling. Call it in a process that does nothing else."""
     config = load(HERE.parent / f'configs/scale/{row.decoder}.yaml', row.arguments())
     topology = parse_topology(row.hardware, row.slices)
-    ahead = compile_ahead(config, topology, lambda text: None)
+    planned = compile_ahead(config, topology, lambda text: None)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     result: dict[str, Any] = {
-        'bytes': ahead.needed, 'fits': ahead.fits, 'cpu_seconds': round(usage.ru_utime + usage.ru_stime),
-        'peak_memory_bytes': usage.ru_maxrss * 1024, 'compiler_options': ahead.run.compiler_options.values,
+        'bytes': planned.needed, 'fits': planned.fits, 'cpu_seconds': round(usage.ru_utime + usage.ru_stime),
+        'peak_memory_bytes': usage.ru_maxrss * 1024, 'compiler_options': planned.run.compiler_options.values,
     }  # fmt: skip
-    if ahead.compiled is None:
+    if planned.compiled is None:
         return result
-    text, mesh = ahead.compiled.as_text(), ahead.run.mesh
+    text, mesh = planned.compiled.as_text(), planned.run.mesh
     if programs is not None:
         (programs / f'{row.name.replace(" ", "_")}.txt').write_text(text)
     schedule = read_schedule(text, dict(mesh.shape), topology, places_of(mesh.devices.flat))

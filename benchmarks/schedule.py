@@ -4,10 +4,10 @@
     python benchmarks/schedule.py [part of a name] [--again] [--predict]
 
 Compiles steps of a few layers with the compilers of absent devices (10 to 60 s each), reads their schedule with
-`pretrax.scale.schedule`, and writes results/schedule.json after each row. Finished rows are skipped. It prints the
+`pretrax.hlo.schedule`, and writes results/schedule.json after each row. Finished rows are skipped. It prints the
 table of docs/scaling.md: communication, exposed communication and the whole step, as compiled and as `pretrax plan`
 predicts them. The rows in `LEFT_OUT` were not used to set the constants of the prediction. `--predict` compiles
-nothing. Seconds come from peaks and bandwidths; nothing is measured. `tests/ahead/test_exposed.py` compares the two.
+nothing. Seconds come from peaks and bandwidths; nothing is measured. `tests/plan/test_exposed.py` compares the two.
 """
 
 import argparse
@@ -21,17 +21,17 @@ from typing import Any
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
-from pretrax.ahead.plan import Planner
-from pretrax.ahead.step import compile_ahead
 from pretrax.config import from_values
-from pretrax.machine.software import versions
+from pretrax.cost.links import places_of
+from pretrax.cost.memory import memory_of
+from pretrax.cost.roofline import Prediction
+from pretrax.cost.topology import parse_topology
+from pretrax.hlo.compiler_options import TABLE
+from pretrax.hlo.schedule import Schedule, read_schedule
 from pretrax.model.option_names import nest
-from pretrax.scale.compiler_options import TABLE
-from pretrax.scale.links import places_of
-from pretrax.scale.memory import memory_of
-from pretrax.scale.roofline import Prediction
-from pretrax.scale.schedule import Schedule, read_schedule
-from pretrax.scale.topology import parse_topology
+from pretrax.plan.plan import Planner
+from pretrax.plan.step import compile_ahead
+from pretrax.system.software import versions
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'schedule.json'
 
@@ -96,7 +96,7 @@ ROWS: dict[str, ROW] = {
     'a3-high, 8B, r d': row('a3-high', EIGHT, 32, 4096, {'r': 2, 'd': 8}, slices=2),
 }  # fmt: skip
 
-# The constants of `scale/exposed.py` were not set from these: they show how well its rules describe other steps.
+# The constants of `cost/exposed.py` were not set from these: they show how well its rules describe other steps.
 LEFT_OUT = frozenset({'v5e, 16B, r d', 'v5e, 32B, d', 'v4, 8B, r d', 'v6e, 8B, d t', 'v5p, mixture, d e'})
 
 
@@ -104,17 +104,17 @@ def compiled(name: str, programs: pathlib.Path | None) -> dict[str, Any]:
     """The schedule of a row: seconds per device and step."""
     topology, slices, values = ROWS[name]
     began, hardware = time.perf_counter(), parse_topology(topology, slices)
-    ahead = compile_ahead(from_values(values), hardware, lambda text: None)
-    if ahead.compiled is None:
-        raise SystemExit(f'{name}: does not fit {topology}: {ahead.needed:,} bytes')
-    text, mesh = ahead.compiled.as_text(), ahead.run.mesh
+    planned = compile_ahead(from_values(values), hardware, lambda text: None)
+    if planned.compiled is None:
+        raise SystemExit(f'{name}: does not fit {topology}: {planned.needed:,} bytes')
+    text, mesh = planned.compiled.as_text(), planned.run.mesh
     if programs is not None:
         (programs / f'{name.replace(", ", "_").replace(" ", "-")}.txt').write_text(text)
     schedule = read_schedule(text, dict(mesh.shape), hardware, places_of(mesh.devices.flat))
     print(f'{name}: {schedule.exposed * 1e3:.1f} ms exposed, after {time.perf_counter() - began:.0f} s', flush=True)
     return facts(schedule, dict(mesh.shape)) | {
-        'memory': memory_of(ahead.compiled),
-        'options': ahead.run.compiler_options.values,
+        'memory': memory_of(planned.compiled),
+        'options': planned.run.compiler_options.values,
     }
 
 

@@ -17,7 +17,7 @@ import time
 
 import yaml
 
-from pretrax.machine.cores import cpu_name, usable_cores
+from pretrax.system.cores import cpu_name, usable_cores
 
 CONFIG = pathlib.Path(__file__).parents[1] / 'configs' / 'search.yaml'
 RATES = [3e-4, 6e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3e-2, 6e-2]

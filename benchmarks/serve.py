@@ -36,24 +36,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
+from machine import QUIET, busy
 from result_files import circumstances, write_result
 from torch_environment import BenchmarkError, has_torch
 
 import pretrax
-from machine import QUIET, busy
 from pretrax.huggingface.export import export
 from pretrax.infer.engine import Engine
 from pretrax.infer.programs import EngineOptions, programs_of
 from pretrax.infer.request import Request
 from pretrax.infer.sampling_settings import Sampling
 from pretrax.infer.weights import WeightKind
-from pretrax.machine.cores import usable_cores
-from pretrax.machine.process_memory import ask_for_kept_memory
 from pretrax.model.axes import AXES
 from pretrax.model.option_names import nest
 from pretrax.model.options import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
+from pretrax.system.cores import usable_cores
+from pretrax.system.process_memory import ask_for_kept_memory
 
 HERE = Path(__file__).resolve().parent
 PROMPT = 16

@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import machine
+
 from pretrax.checkpoint import steps_in, verify
-from pretrax.machine.cores import usable_cores
 from pretrax.observe.attempts import read_attempts
 from pretrax.observe.metrics import read_metrics
 from pretrax.storage import AnyPath, BucketPath, locate
+from pretrax.system.cores import usable_cores
 
 PRETRAX = [sys.executable, '-c', 'from pretrax.cli import main; main()']
 PATIENCE = 300.0  # seconds after which a run counts as lost

@@ -24,13 +24,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from machine import processor
 from omegaconf import OmegaConf
 
-from machine import processor
 from pretrax.config import RunConfig, load
 from pretrax.errors import UserError
-from pretrax.machine.cores import usable_cores
 from pretrax.observe.metrics import read_metrics
+from pretrax.system.cores import usable_cores
 
 HERE = Path(__file__).parent / 'speedrun'
 REFERENCE = HERE / 'reference.yaml'

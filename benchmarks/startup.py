@@ -23,7 +23,7 @@ def part(name):
     now = sum(os.times()[:4])
     parts[name], seconds = now - seconds, now
 part('python')
-import pretrax.ahead.saved, pretrax.cli._summary, pretrax.run.loop
+import pretrax.plan.saved, pretrax.cli._summary, pretrax.run.loop
 part('imports')
 from pretrax.config import load
 config = load(sys.argv[1], ['run_dir=' + sys.argv[2]])
@@ -70,7 +70,7 @@ def main() -> None:
         for name, seconds in first.items():
             print(f'{name:<24}{seconds:>10.2f}{second[name]:>16.2f}')
         print(f'{"total":<24}{sum(first.values()):>10.2f}{sum(second.values()):>16.2f}')
-    imported = 'import pretrax.ahead.saved, pretrax.cli._summary, pretrax.run.loop'
+    imported = 'import pretrax.plan.saved, pretrax.cli._summary, pretrax.run.loop'
     timing = subprocess.run(
         [sys.executable, '-X', 'importtime', '-c', imported],
         capture_output=True,

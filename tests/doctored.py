@@ -35,7 +35,7 @@ if 'version' in faults:
     def change(module):
         found = module.versions
         module.versions = lambda: found() | {'jax': '0.0.1'}
-    when_imported('pretrax.machine.software', change)
+    when_imported('pretrax.system.software', change)
 for fault in faults:
   if fault.startswith('clock:'):
     import time

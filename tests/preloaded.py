@@ -71,7 +71,7 @@ def run(command, *, cwd=None, env=None, timeout=None):
 @functools.cache
 def programs() -> Path:
     """A directory with `pretrax` and `python`, and the process that they are forked from, which ends with this one."""
-    from pretrax.machine.process_memory import with_kept_memory
+    from pretrax.system.process_memory import with_kept_memory
 
     environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     directory = Path(tempfile.mkdtemp(prefix='preloaded-'))

@@ -16,8 +16,8 @@ REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / 'src' / 'pretrax'
 
 BELOW_RUN = {
-    'amounts', 'errors', 'tables', 'option', 'jax_compat', 'storage', 'shardlib', 'config', 'machine', 'data',
-    'checkpoint', 'observe', 'scale', 'model', 'huggingface', 'infer', 'train', 'evaluate',
+    'amounts', 'errors', 'tables', 'option', 'jax_compat', 'storage', 'shardlib', 'config', 'system', 'data',
+    'checkpoint', 'observe', 'cost', 'hlo', 'model', 'huggingface', 'infer', 'train', 'evaluate',
 }  # fmt: skip
 # The parts of pretrax that each part may import besides itself. Every part may import the version from pretrax.
 MAY_IMPORT = {
@@ -28,15 +28,16 @@ MAY_IMPORT = {
     'jax_compat': set(),
     'shardlib': set(),
     'page_kit': set(),  # styles, templates and scripts of pages, and how they are served
-    'storage': {'errors', 'machine'},
+    'storage': {'errors', 'system'},
     'config': {'errors', 'storage', 'infer'},  # of `infer` the settings of sampling
     'model': {'errors', 'jax_compat', 'shardlib', 'tables'},
-    'scale': {'amounts', 'errors', 'model'},
-    'machine': {'errors', 'scale'},
-    'data': {'errors', 'machine', 'storage'},
-    'checkpoint': {'errors', 'jax_compat', 'machine', 'storage'},
-    'observe': {'amounts', 'errors', 'machine', 'storage'},
-    'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'machine', 'storage'},
+    'cost': {'amounts', 'errors', 'model'},
+    'hlo': {'cost'},
+    'system': {'errors', 'cost'},
+    'data': {'errors', 'system', 'storage'},
+    'checkpoint': {'errors', 'jax_compat', 'system', 'storage'},
+    'observe': {'amounts', 'errors', 'system', 'storage'},
+    'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'system', 'storage'},
     'infer': {'errors', 'option', 'jax_compat', 'shardlib', 'model'},
     'translate': {'errors', 'config', 'model'},  # configurations of other tools; of `model` the tables of presets
     'evaluate': {'errors', 'shardlib', 'model', 'infer', 'data'},  # of `data` the readers of text
@@ -46,16 +47,17 @@ MAY_IMPORT = {
         'tables',
         'errors',
         'config',
-        'machine',
+        'system',
         'storage',
-        'scale',
+        'cost',
+        'hlo',
         'data',
         'checkpoint',
         'observe',
         'serve',
         'page_kit',
     },
-    'serve': {'errors', 'infer', 'machine', 'page_kit', 'tables'},  # it imports no JAX: its engines come from outside
+    'serve': {'errors', 'infer', 'system', 'page_kit', 'tables'},  # it imports no JAX: its engines come from outside
     'train': {'errors', 'shardlib', 'model'},  # pure: no files, no terminal, no processes
     'run': BELOW_RUN | {'view'},
     'launch': {
@@ -63,19 +65,20 @@ MAY_IMPORT = {
         'errors',
         'config',
         'observe',
-        'machine',
+        'system',
         'storage',
         'checkpoint',
         'doctor',
-        'view',
-    },  # starts runs as processes, and compares repeats with other seeds: it imports no JAX
+    },  # starts runs as processes: it imports no JAX
+    # Many runs that answer a question, as processes: it imports no JAX.
+    'experiments': {'config', 'errors', 'launch', 'observe', 'run', 'storage', 'system', 'view'},
     'weights': BELOW_RUN | {'run'},  # the only reader of the model of a checkpoint
     'distill': BELOW_RUN | {'run', 'weights'},  # everything about a teacher
-    'ahead': BELOW_RUN | {'run', 'view'},
+    'plan': BELOW_RUN | {'run', 'view'},
     'doctor': BELOW_RUN | {'run'},  # checks machines before a run
     '__main__': {'cli'},
     'cli': BELOW_RUN - {'shardlib'}
-    | {'run', 'weights', 'distill', 'launch', 'ahead', 'doctor', 'serve', 'view', 'translate'},
+    | {'run', 'weights', 'distill', 'launch', 'experiments', 'plan', 'doctor', 'serve', 'view', 'translate'},
 }
 # The rooms of `data`, likewise. `text.py` and `options.py` are its front door.
 DATA_MAY_IMPORT = {
@@ -104,11 +107,11 @@ SOURCE_LINES = 79_050
 SPINE = ('cli/train.py', 'run/loop.py', 'train/step.py', 'model/transformer.py')
 # Modules without a test of their own name, by the test that runs them.
 TESTED_BY = {
-    'ahead/test_auto.py': 'run/micro_batch',
-    'ahead/test_saved.py': 'ahead/step machine/software',
+    'plan/test_auto.py': 'run/micro_batch',
+    'plan/test_saved.py': 'plan/step system/software',
     'data/chat/test_templates.py': 'data/chat/rendering',
     'checkpoint/test_bucket.py': 'checkpoint/files',
-    'checkpoint/test_damage.py': 'checkpoint/manifest checkpoint/pieces checkpoint/restoring machine/digest',
+    'checkpoint/test_damage.py': 'checkpoint/manifest checkpoint/pieces checkpoint/restoring system/digest',
     'checkpoint/test_store.py': 'checkpoint/chunks checkpoint/directory checkpoint/state_files',
     'cli/test_checkpoint.py': (
         'cli/checkpoint/average cli/checkpoint/diff cli/checkpoint/export_weights cli/checkpoint/inspect '
@@ -149,7 +152,7 @@ TESTED_BY = {
     'data/stream/test_stream_source.py': 'data/stream/blocks data/stream/open_stream data/stream/places',
     'data/tokens/test_token_array.py': 'data/tokens/block_files',
     'data/tokens/test_token_tools.py': 'data/tokens/token_copy',
-    'deviceless/test_deviceless.py': 'ahead/report run/memory_changes',
+    'deviceless/test_deviceless.py': 'plan/report run/memory_changes',
     'doctor/test_devices.py': 'doctor/speed',
     'doctor/test_diagnosis.py': 'cli/doctor doctor/checks doctor/findings doctor/context doctor/probe '
     'doctor/probe_process doctor/barrier',
@@ -165,11 +168,13 @@ TESTED_BY = {
     ),
     'infer/test_text.py': 'data/tokenizers/decoding',
     'infer/test_engine.py': 'infer/block infer/cache infer/cached infer/forward infer/programs infer/states',
-    'launch/test_bench.py': 'cli/bench',
-    'launch/test_search.py': 'cli/search launch/base_file launch/training launch/trial_job view/search/report',
+    'experiments/test_bench.py': 'cli/bench',
+    'experiments/test_search.py': (
+        'cli/search experiments/base_file experiments/training experiments/trial_job view/search/report'
+    ),
     'launch/test_slurm.py': 'cli/launch/slurm cli/launch/slurm_job',
     'launch/test_ray.py': (
-        'cli/launch/ray launch/ray_cluster launch/ray_sweep launch/ray_worker machine/ray_connection'
+        'cli/launch/ray launch/ray_cluster experiments/ray_sweep launch/ray_worker system/ray_connection'
     ),
     'launch/test_ssh.py': 'cli/launch/ssh doctor/host_facts launch/host_checks',
     'launch/test_local.py': 'launch/group launch/supervisor observe/attempts',
@@ -202,16 +207,16 @@ TESTED_BY = {
     'run/test_notices.py': 'observe/notices',
     'run/test_noise_scale.py': 'run/logged_program',
     'run/test_processes.py': 'checkpoint/agreement',
-    'run/test_program_cache.py': 'jax_compat machine/cache run/compiled_step',
+    'run/test_program_cache.py': 'jax_compat system/cache run/compiled_step',
     'run/test_rollback.py': 'run/session',
     'run/test_seen_batch.py': 'cli/data/show',
     'run/test_setup.py': 'run/devices',
     'weights/test_warm_start.py': 'weights/origin weights/trained',
     'weights/test_former_run.py': 'weights/saved',
-    'scale/test_program.py': 'scale/scopes scale/work',
-    'ahead/test_exposed.py': 'scale/exposed',
-    'scale/test_roofline.py': 'scale/step_facts',
-    'scale/test_schedule.py': 'scale/all_reduces',
+    'hlo/test_program.py': 'hlo/scopes hlo/work',
+    'plan/test_exposed.py': 'cost/exposed',
+    'cost/test_roofline.py': 'cost/step_facts',
+    'hlo/test_schedule.py': 'hlo/all_reduces',
     'storage/test_bucket_path.py': 'storage/connection storage/settings storage/whole_file',
     'serve/test_application.py': (
         'serve/access serve/bodies serve/chat serve/completions serve/embeddings serve/errors serve/metrics '
@@ -222,13 +227,13 @@ TESTED_BY = {
     'shardlib/test_operations.py': 'shardlib/ops shardlib/scan',
     'storage/test_mirror.py': 'storage/parts storage/index',
     'view/compare/test_comparison.py': 'cli/compare view/compare/arms view/compare/page view/compare/text',
-    'cli/test_seeds.py': 'launch/seeds view/compare/seeds',
-    'cli/test_scaling.py': 'launch/scaling_file view/scaling/points view/scaling/report',
+    'cli/test_seeds.py': 'experiments/seeds view/compare/seeds',
+    'cli/test_scaling.py': 'experiments/scaling_file view/scaling/points view/scaling/report',
     'view/test_report.py': 'cli/report view/template view/report/charts view/report/encoding view/report/facts '
     'view/report/layers',
     'view/record/test_run_record.py': 'view/record/columns view/record/settings view/record/state',
     'train/test_host_memory.py': 'shardlib/save',
-    'train/test_step.py': 'train/evaluate train/state',
+    'train/test_step.py': 'train/validation train/state',
     'view/live/test_server.py': 'cli/watch view/live/feed view/live/runs',
     'translate/test_maxtext.py': 'translate/maxtext_keys translate/maxtext_training',
     'translate/test_modalities.py': 'translate/modalities_components',
@@ -303,7 +308,7 @@ def test_every_part_imports_only_the_parts_below_it():
         ('pretrax.data.tokens.flat_tokens', 'def f():\n    from pretrax.data.batches.source import Source'),
         ('pretrax.data.text', 'def f():\n    from pretrax.model import transformer'),
         ('pretrax.shardlib.ops', 'from pretrax.errors import UserError'),
-        ('pretrax.scale.flops', 'import pretrax.run.loop'),
+        ('pretrax.cost.flops', 'import pretrax.run.loop'),
         ('pretrax.config.schema', 'from pretrax import train'),
         ('pretrax.config.show', "COMPONENT = 'pretrax.train.optimizer:adamw'"),
         ('pretrax.checkpoint.store', 'import pretrax'),

@@ -46,7 +46,7 @@ PARTS = [
                 'TrainState', 'Recipe', 'make_step', 'training_step', 'make_gradients',
             ),
             'pretrax.train.state': ('init_state', 'state_shardings', 'abstract_state'),
-            'pretrax.train.evaluate': ('make_evaluate',),
+            'pretrax.train.validation': ('make_evaluate',),
         },
     ),
     Part(

@@ -40,7 +40,7 @@ sys.meta_path.insert(0, AtImport())
         ('jax', 'train', {'CALLBACK': ''}),
         ('pretrax.view.charts.curves', 'plot', {}),
         ('pretrax.launch.local', 'launch local -n 2', {}),
-        ('pretrax.launch.bench', 'bench', {}),
+        ('pretrax.experiments.bench', 'bench', {}),
     ],
 )
 def test_ctrl_c_while_a_module_is_imported(tmp_path, module, verb, more):

@@ -9,7 +9,7 @@ import pytest
 from launched import BASE, PATIENCE, PRETRAX, environment
 from pretrax.cli import main
 from pretrax.errors import UserError
-from pretrax.launch.scaling_file import read_scaling, steps_of
+from pretrax.experiments.scaling_file import read_scaling, steps_of
 from pretrax.view.scaling.points import matching, read_table
 
 

@@ -9,7 +9,7 @@ from scipy import stats
 
 from launched import PATIENCE, PRETRAX, environment, write_run
 from pretrax.errors import UserError
-from pretrax.launch.seeds import train_seeds
+from pretrax.experiments.seeds import train_seeds
 from pretrax.observe.metrics import read_metrics
 from pretrax.view.compare.seeds import mean_of
 

@@ -9,9 +9,9 @@ from config.smallest import VALUES
 from former import content, stored_config
 from pretrax.config import from_manifest, from_values, load, read_resolved, register
 from pretrax.errors import UserError
-from pretrax.launch.scaling_file import read_scaling, size_config
-from pretrax.launch.search_file import read_search
-from pretrax.launch.sweep import read_sweep
+from pretrax.experiments.scaling_file import read_scaling, size_config
+from pretrax.experiments.search_file import read_search
+from pretrax.experiments.sweep import read_sweep
 from pretrax.model.option_names import RENAMED
 from pretrax.view.record.settings import parse_settings, value_of
 

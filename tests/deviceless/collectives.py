@@ -8,7 +8,7 @@ a minute or two. It ends with code 1 where a promised collective has other bytes
 
 Bytes are those of the program: of what a gather gives, what a scatter takes, and what is added up, sent on or
 exchanged. What a device receives of them is (n - 1) / n, or all of it (twice that for an added-up value). Times are
-those of the compiled schedule (`scale/schedule.py`), not measured.
+those of the compiled schedule (`hlo/schedule.py`), not measured.
 """
 
 import sys
@@ -19,11 +19,11 @@ from typing import Any
 import jax
 from targets import compile_step, devices_of
 
+from pretrax.cost.links import places_of
+from pretrax.cost.topology import parse_topology
+from pretrax.hlo.parse import collectives, summarize
+from pretrax.hlo.schedule import read_schedule
 from pretrax.model.axes import AXES
-from pretrax.scale.hlo import collectives, summarize
-from pretrax.scale.links import places_of
-from pretrax.scale.schedule import read_schedule
-from pretrax.scale.topology import parse_topology
 
 W = 2  # bytes of the compute dtype, bf16
 VOCABULARY = 32_768

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / 'benchmarks'))
 
 from accelerator import MODELS, ROWS, flops
 
-from pretrax.scale.costs import costs, total
-from pretrax.scale.memory import temporaries_of
-from pretrax.scale.topology import parse_topology
+from pretrax.cost.memory import temporaries_of
+from pretrax.cost.topology import parse_topology
+from pretrax.hlo.costs import costs, total
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from targets import compile_step, devices_of
 
-from pretrax.scale.memory import memory_of, temporaries_of
+from pretrax.cost.memory import memory_of, temporaries_of
 
 GB = 1e9
 Row = tuple[str, int, float, dict[str, int], int, int, dict[str, Any]]

@@ -9,12 +9,12 @@ import json
 import sys
 from pathlib import Path
 
-from pretrax.ahead.step import compile_ahead
 from pretrax.config import load
-from pretrax.scale.compiler_options import TABLE
-from pretrax.scale.links import places_of
-from pretrax.scale.schedule import read_schedule
-from pretrax.scale.topology import parse_topology
+from pretrax.cost.links import places_of
+from pretrax.cost.topology import parse_topology
+from pretrax.hlo.compiler_options import TABLE
+from pretrax.hlo.schedule import read_schedule
+from pretrax.plan.step import compile_ahead
 
 CONFIGS = Path(__file__).parents[2] / 'configs' / 'scale'
 DEFAULTS = [f'compiler.options.{option.name}=null' for option in TABLE]
@@ -30,10 +30,10 @@ def found(name: str) -> dict[str, object]:
     """Milliseconds per step, and for each kind of collective and axes: bytes sent, and how many of them behind work."""
     config, hardware, slices, changes = ROWS[name]
     topology = parse_topology(hardware, slices)
-    ahead = compile_ahead(load(CONFIGS / f'{config}.yaml', changes), topology, lambda text: None)
-    assert ahead.compiled is not None, ahead.needed
-    mesh = ahead.run.mesh
-    schedule = read_schedule(ahead.compiled.as_text(), dict(mesh.shape), topology, places_of(mesh.devices.flat))
+    planned = compile_ahead(load(CONFIGS / f'{config}.yaml', changes), topology, lambda text: None)
+    assert planned.compiled is not None, planned.needed
+    mesh = planned.run.mesh
+    schedule = read_schedule(planned.compiled.as_text(), dict(mesh.shape), topology, places_of(mesh.devices.flat))
     times = {name: getattr(schedule, name) * 1e3 for name in ('compute', 'seconds', 'exposed')}
     rows = [
         {'kind': row.kind, 'axes': ' '.join(row.axes), 'form': row.form, 'bytes': row.bytes, 'behind': row.behind,

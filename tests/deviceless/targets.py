@@ -18,19 +18,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 
-from pretrax.ahead.absent_devices import absent_devices
+from pretrax.cost.memory import temporaries_of
+from pretrax.cost.topology import parse_topology
+from pretrax.hlo.costs import costs
+from pretrax.hlo.parse import collectives, summarize
 from pretrax.model.axes import AXES
 from pretrax.model.loss import Batch
 from pretrax.model.option_names import nest
 from pretrax.model.options import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
+from pretrax.plan.absent_devices import absent_devices
 from pretrax.run.compiler_options import choose_compiler_options
 from pretrax.run.placement import n_slices, place
-from pretrax.scale.costs import costs
-from pretrax.scale.hlo import collectives, summarize
-from pretrax.scale.memory import temporaries_of
-from pretrax.scale.topology import parse_topology
 from pretrax.shardlib import make_abstract
 from pretrax.train import optimizer, schedule
 from pretrax.train.groups import DEFAULT_NO_DECAY

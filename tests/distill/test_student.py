@@ -16,8 +16,8 @@ from pretrax.distill.student import Distillation, DistilledTransformer, Teacher,
 from pretrax.errors import UserError
 from pretrax.model.loss import means
 from pretrax.model.request import ModelRequest
-from pretrax.train.evaluate import make_evaluate
 from pretrax.train.step import make_gradients
+from pretrax.train.validation import make_evaluate
 from small import GPT2, LENGTH, LLAMA, VOCAB, assert_same, mesh_of, random_batch, random_weights, transformer
 
 ROWS = 8

@@ -74,7 +74,7 @@ NOT_RUN = {
             'uv run pretrax launch status searches/on-slurm/runs/3',
             'uv run pretrax launch logs searches/on-slurm/runs/3 -n 20',
         ),
-        'needs a Slurm; tests/launch/test_search_engines.py runs such a search on one',
+        'needs a Slurm; tests/experiments/test_search_engines.py runs such a search on one',
     ),
     'uv run pretrax launch slurm configs/quickstart.yaml name=base --nodes 2 --time 24h': NEEDS_SLURM,
     'uv run pretrax launch status base': NEEDS_SLURM,

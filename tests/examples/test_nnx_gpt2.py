@@ -15,10 +15,10 @@ from pretrax.errors import UserError
 from pretrax.model.nnx import NnxModel
 from pretrax.model.nnx_options import NnxOptions
 from pretrax.model.request import ModelRequest
-from pretrax.train.evaluate import make_evaluate
 from pretrax.train.optimizer import adamw
 from pretrax.train.state import init_state
 from pretrax.train.step import Recipe, make_step
+from pretrax.train.validation import make_evaluate
 from small import LENGTH, VOCAB, mesh_of, random_batch, random_weights, transformer
 
 EXAMPLE = Path(__file__).parents[2] / 'examples' / 'nnx_gpt2'

@@ -15,9 +15,9 @@ from launched import BASE, environment, undisturbed, write_run
 from preloaded import programs
 from pretrax.checkpoint import steps_in
 from pretrax.cli import main
+from pretrax.cost.topology import check_rentable, parse_topology
 from pretrax.launch.record import LaunchRecord, write_record
 from pretrax.observe.metrics import read_metrics
-from pretrax.scale.topology import check_rentable, parse_topology
 
 needs_cluster = pytest.mark.skipif(bool(why_not()), reason=why_not() or 'here it runs')
 BUCKET = 'run_dir=gs://bucket/runs/x'

@@ -12,7 +12,7 @@ from pretrax.errors import UserError
 from pretrax.launch.foreground import record_launcher
 from pretrax.launch.record import LaunchRecord, read_record, run_named, write_record
 from pretrax.launch.registry import engine_of, refuse_if_running
-from pretrax.machine.process_identity import identity
+from pretrax.system.process_identity import identity
 
 LAUNCHER = """
 import sys, time, pathlib

@@ -8,12 +8,12 @@ import pytest
 
 from pretrax.config import from_values
 from pretrax.errors import UserError
+from pretrax.hlo.parse import collectives
 from pretrax.model.axes import TOKENS
 from pretrax.model.loss import Batch
 from pretrax.model.option_names import nest
 from pretrax.model.weights import Weights
 from pretrax.run.setup import prepare
-from pretrax.scale.hlo import collectives
 from pretrax.shardlib import f32, psum, typed_shard_map
 from small import assert_same, mesh_of, random_batch, random_weights, transformer
 

@@ -16,10 +16,10 @@ from pretrax.model.architecture import resolve
 from pretrax.model.attention_kernels import choose_kernel
 from pretrax.model.dropout import kept
 from pretrax.model.loss import means
-from pretrax.train.evaluate import make_evaluate
 from pretrax.train.optimizer import sgd
 from pretrax.train.state import init_state
 from pretrax.train.step import Recipe, make_gradients, training_step
+from pretrax.train.validation import make_evaluate
 from small import assert_same, mesh_of, random_batch, random_weights, transformer
 
 ROWS = 8

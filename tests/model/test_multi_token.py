@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import reference
 from decoders import decoder_options
+from pretrax.cost.flops import flops_per_token
 from pretrax.errors import UserError
 from pretrax.huggingface.export import export
 from pretrax.huggingface.model import open_model
@@ -21,7 +22,6 @@ from pretrax.model.architecture import resolve
 from pretrax.model.axes import TOKENS
 from pretrax.model.loss import Batch, means
 from pretrax.model.weights import Weights, abstract_weights
-from pretrax.scale.flops import flops_per_token
 from pretrax.shardlib import f32, num, psum, typed_shard_map
 from pretrax.train.step import make_gradients
 from small import LATENT, LLAMA, MIXTURE, assert_same, mesh_of, random_batch, random_weights, transformer

@@ -12,10 +12,10 @@ from pretrax.errors import UserError
 from pretrax.model.nnx import NnxModel
 from pretrax.model.nnx_options import NnxOptions
 from pretrax.model.request import ModelRequest
-from pretrax.train.evaluate import make_evaluate
 from pretrax.train.optimizer import adamw
 from pretrax.train.state import init_state
 from pretrax.train.step import Recipe, make_step
+from pretrax.train.validation import make_evaluate
 from small import LENGTH, VOCAB, assert_same, mesh_of, random_batch
 
 

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import reference
 from parallel.cases import MODELS
 from pretrax.model.statistics import forward_statistics
-from pretrax.train.evaluate import make_evaluate
+from pretrax.train.validation import make_evaluate
 from small import GPT2, LENGTH, LLAMA, MIXTURE, mesh_of, random_batch, random_weights, transformer
 
 ROWS = 2

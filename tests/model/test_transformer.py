@@ -20,8 +20,8 @@ from pretrax.model.plan import choose_reduction
 from pretrax.model.rope import rope
 from pretrax.model.weights import Weights
 from pretrax.shardlib import f32, psum, typed_shard_map
-from pretrax.train.evaluate import make_evaluate
 from pretrax.train.step import make_gradients
+from pretrax.train.validation import make_evaluate
 from small import GPT2, LLAMA, assert_same, mesh_of, random_batch, random_weights, transformer
 
 

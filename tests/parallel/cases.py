@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from pretrax.train import optimizer
-from pretrax.train.evaluate import make_evaluate
 from pretrax.train.groups import DEFAULT_NO_DECAY
 from pretrax.train.step import Recipe, make_gradients, make_step
+from pretrax.train.validation import make_evaluate
 from run.test_equivalence import ADAM, fresh_state
 from small import mesh_of, random_batch, random_weights, transformer
 

@@ -11,10 +11,10 @@ import pytest
 from preloaded import programs
 from pretrax import config_from_values, pretrain
 from pretrax.errors import UserError
+from pretrax.hlo.compiler_options import CompilerOption
 from pretrax.run import compiler_options
 from pretrax.run.compiled_step import compile_step, lower_step
 from pretrax.run.setup import prepare, prepare_and_report
-from pretrax.scale.compiler_options import CompilerOption
 from runs import BIGRAM, Quiet
 
 VALUES = {

@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 
 from pretrax import config_from_values, pretrain, register
-from pretrax.ahead.saved import opened
 from pretrax.checkpoint import read_description
 from pretrax.data.batches.source import Source, pack_rows
 from pretrax.errors import UserError
+from pretrax.plan.saved import opened
 from pretrax.run.clock import Clock
 from pretrax.run.dry_run import dry_run
-from pretrax.run.evaluate import Evaluation
 from pretrax.run.seen_batch import seen_batch
 from pretrax.run.setup import prepare
+from pretrax.run.validation import Evaluation
 from pretrax.train.state import init_state
 from pretrax.train.step import make_step
 from runs import Quiet, StoppedAt, lines_of, small_values, without_clock

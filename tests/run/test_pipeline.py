@@ -16,10 +16,10 @@ from pretrax.checkpoint import Checkpoints, restore
 from pretrax.errors import UserError
 from pretrax.run.setup import prepare
 from pretrax.train import optimizer, schedule
-from pretrax.train.evaluate import make_evaluate
 from pretrax.train.groups import DEFAULT_NO_DECAY
 from pretrax.train.state import abstract_state
 from pretrax.train.step import Recipe, make_step
+from pretrax.train.validation import make_evaluate
 from pretrax.weights.warm_start import _place
 from run.test_equivalence import ADAM, fresh_state
 from runs import BIGRAM, Quiet

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from pretrax import config_from_values, pretrain
-from pretrax.machine import cpu
+from pretrax.cost.flops import Flops
 from pretrax.run.setup import prepare
 from pretrax.run.utilization import Utilization
-from pretrax.scale.flops import Flops
+from pretrax.system import cpu
 from runs import Quiet
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from bigram import WIDTH, Bigram, BigramWeights
 from pretrax.errors import UserError
-from pretrax.scale.hlo import collectives
+from pretrax.hlo.parse import collectives
 from pretrax.shardlib import psum
 from pretrax.train import optimizer, schedule
-from pretrax.train.evaluate import make_evaluate
 from pretrax.train.groups import DEFAULT_NO_DECAY, weight_settings
 from pretrax.train.state import abstract_state, init_state
 from pretrax.train.step import Recipe, make_gradients, make_step
+from pretrax.train.validation import make_evaluate
 from small import GPT2, LLAMA, MIXTURE, VOCAB, assert_same, mesh_of, random_batch, random_weights, transformer
 
 ROWS = 8

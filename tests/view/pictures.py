@@ -8,7 +8,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from pretrax.scale.program import parse_program
+from pretrax.hlo.program import parse_program
 from pretrax.view.program.picture import page_of
 
 PROGRAM = Path(__file__).parents[1] / 'scale' / 'programs' / 'tpu.hlo.txt.gz'

@@ -16,9 +16,9 @@ import xxhash
 
 from pretrax.checkpoint.files import REQUEST, open_file
 from pretrax.checkpoint.manifest import STATE, Array, DamagedError, File, Manifest
-from pretrax.machine.digest import BLOCK
-from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath
+from pretrax.system.digest import BLOCK
+from pretrax.system.json_file import parse_json
 
 type Index = tuple[tuple[int, int], ...]  # start and stop along each dimension
 

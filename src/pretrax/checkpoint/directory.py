@@ -26,8 +26,8 @@ from pretrax.checkpoint.manifest import (
     steps_in,
 )
 from pretrax.checkpoint.state_files import HostFile, copy_to_host, tree_metadata, write_files
-from pretrax.machine.atomic import sync_file
 from pretrax.storage.index import INDEX
+from pretrax.system.atomic import sync_file
 
 _PROBE = 4096  # bytes
 

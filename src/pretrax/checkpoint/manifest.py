@@ -20,11 +20,11 @@ import xxhash
 
 from pretrax.checkpoint.files import names_in, open_file, raise_if_unreachable
 from pretrax.errors import UserError
-from pretrax.machine.atomic import sync_directory, sync_file
-from pretrax.machine.digest import digest
-from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.index import Entries, read_entries
+from pretrax.system.atomic import sync_directory, sync_file
+from pretrax.system.digest import digest
+from pretrax.system.json_file import parse_json
 
 MANIFEST = 'manifest.json'
 STATE = 'state'  # the subdirectory with the arrays

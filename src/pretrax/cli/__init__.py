@@ -18,8 +18,8 @@ import typer
 from pretrax import __version__
 from pretrax.cli._verbs import Group
 from pretrax.errors import MISTAKE, OF_THE_SYSTEM, TRY_AGAIN, PrintableStream, UserError, disk_fix, printable
-from pretrax.machine.accelerators import skip_absent_accelerators
-from pretrax.machine.process_memory import ask_for_kept_memory
+from pretrax.system.accelerators import skip_absent_accelerators
+from pretrax.system.process_memory import ask_for_kept_memory
 
 _WITH_JAX = (['train'], ['compile'], ['doctor'], ['eval'], ['generate'], ['serve'])  # verbs that compute
 

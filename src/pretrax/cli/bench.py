@@ -27,8 +27,8 @@ def bench(
     show: bool = option('Run nothing; show the newest results of all rows, on any hardware.', default=False),
 ) -> int:
     from pretrax.errors import UserError
-    from pretrax.launch.bench import FINAL, ROWS, Bench, Result, earlier_results, measure_command, probe
-    from pretrax.launch.sweep import read_sweep
+    from pretrax.experiments.bench import FINAL, ROWS, Bench, Result, earlier_results, measure_command, probe
+    from pretrax.experiments.sweep import read_sweep
     from pretrax.storage import BucketPath, locate
     from pretrax.storage.index import Guard
     from pretrax.storage.lease import held_for
@@ -97,9 +97,9 @@ def bench(
 
 def _fetch(place: 'AnyPath', directory: Path) -> None:
     """Copies the results in a bucket to this machine, including those of rows that ran as jobs of their own."""
-    from pretrax.launch.bench import RESULTS, ROWS
-    from pretrax.machine.atomic import write_file
+    from pretrax.experiments.bench import RESULTS, ROWS
     from pretrax.storage import BucketPath
+    from pretrax.system.atomic import write_file
 
     if isinstance(place, BucketPath):
         for name in place.files():

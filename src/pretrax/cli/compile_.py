@@ -25,7 +25,7 @@ def compile_(
     graph: str | None = option('Draw the compiled step: .html, .svg; or write its text: .txt.gz.', metavar='FILE'),
 ) -> int:
     from pretrax.config import load
-    from pretrax.scale.topology import parse_topology
+    from pretrax.cost.topology import parse_topology
     from pretrax.storage import locate
     from pretrax.view.program.file import check_name, is_text
 
@@ -46,24 +46,24 @@ def compile_(
         jax.config.update('jax_platforms', 'cpu')  # a plugin must not look for a TPU or GPU that is not here
     # The time to compile is reported; and a CPU program from XLA's cache lacks parts when it is serialized again.
     jax.config.update('jax_enable_compilation_cache', False)
-    from pretrax.ahead.auto import settled
-    from pretrax.ahead.report import report
-    from pretrax.ahead.saved import check_one_size
-    from pretrax.ahead.saved import save as save_step
-    from pretrax.ahead.step import compile_ahead
     from pretrax.amounts import size
+    from pretrax.plan.auto import settled
+    from pretrax.plan.report import report
+    from pretrax.plan.saved import check_one_size
+    from pretrax.plan.saved import save as save_step
+    from pretrax.plan.step import compile_ahead
 
     if place is not None:
         check_one_size(loaded, f'--save {save}')
-    ahead = compile_ahead(settled(loaded, print, hardware), hardware, print)
-    print('\n'.join([*map(str, ahead.run.startup), '', *report(ahead)]))
+    planned = compile_ahead(settled(loaded, print, hardware), hardware, print)
+    print('\n'.join([*map(str, planned.run.startup), '', *report(planned)]))
     if place is not None:
-        print(f'\nwrote {save}, {size(save_step(ahead, place))}; run it with: pretrax train CONFIG --compiled {save}')
+        print(f'\nwrote {save}, {size(save_step(planned, place))}; run it with: pretrax train CONFIG --compiled {save}')
     if picture is not None:
-        from pretrax.ahead.drawn import draw
+        from pretrax.plan.drawn import draw
 
-        print(f'\nwrote {graph}: {draw(ahead, picture)}')
-    return DOES_NOT_FIT if not ahead.fits and ahead.limit is not None else 0
+        print(f'\nwrote {graph}: {draw(planned, picture)}')
+    return DOES_NOT_FIT if not planned.fits and planned.limit is not None else 0
 
 
 def _draw_text(text: AnyPath, picture: AnyPath) -> None:

@@ -16,7 +16,7 @@ def plan(
     verify: bool = option('Compile the fastest layouts, and compare their memory with the plan.', default=False),
 ) -> None:
     from pretrax.config import load
-    from pretrax.scale.topology import parse_topology
+    from pretrax.cost.topology import parse_topology
 
     loaded = load(config, overrides)
     if topology is None:
@@ -25,14 +25,14 @@ def plan(
     import jax
 
     jax.config.update('jax_platforms', 'cpu')  # a plugin must not look for a TPU or GPU that is not here
-    from pretrax.ahead.auto import settled
-    from pretrax.ahead.plan import make_plan, report
+    from pretrax.plan.auto import settled
+    from pretrax.plan.plan import make_plan, report
 
     loaded = settled(loaded, print, hardware)
     found = make_plan(loaded, hardware, print)
     print('\n'.join(report(found)))
     if verify:
-        from pretrax.ahead.plan import verified
+        from pretrax.plan.plan import verified
 
         print()
         for line in verified(loaded, hardware, found):

@@ -15,7 +15,7 @@ from pretrax.option import argument, option
 if TYPE_CHECKING:
     import pathlib
 
-    from pretrax.launch.scaling_file import Scaling
+    from pretrax.experiments.scaling_file import Scaling
 
 # Prints the number of parameters of a configuration, on a CPU: this process must not occupy the devices of the runs.
 _COUNT = """
@@ -36,10 +36,10 @@ def scaling(
 ) -> None:
     import pathlib
 
-    from pretrax.launch.scaling_file import read_scaling
-    from pretrax.machine.atomic import write_file
-    from pretrax.scale.scaling_laws import fit as fitted
+    from pretrax.cost.scaling_laws import fit as fitted
+    from pretrax.experiments.scaling_file import read_scaling
     from pretrax.storage import BucketPath, locate
+    from pretrax.system.atomic import write_file
     from pretrax.view.record.run_record import read_run
     from pretrax.view.scaling.points import matching, point_of, read_table
     from pretrax.view.scaling.report import as_json, as_text, picture
@@ -76,8 +76,8 @@ def scaling(
 def _train(file: 'pathlib.Path', asked: 'Scaling', directory: 'pathlib.Path') -> list['pathlib.Path']:
     """Trains the grid, and returns the run directories."""
     from pretrax.config import resolved_yaml
-    from pretrax.launch.scaling_file import size_config, steps_of
-    from pretrax.launch.training import train_all
+    from pretrax.experiments.scaling_file import size_config, steps_of
+    from pretrax.experiments.training import train_all
 
     say = functools.partial(print, flush=True)
     configs = []

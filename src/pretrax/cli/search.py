@@ -17,8 +17,8 @@ def search(
     import pathlib
 
     from pretrax.errors import UserError
-    from pretrax.launch.search import JOURNAL, Searcher
-    from pretrax.launch.search_file import Range, read_search
+    from pretrax.experiments.search import JOURNAL, Searcher
+    from pretrax.experiments.search_file import Range, read_search
     from pretrax.storage import BucketPath, locate
     from pretrax.view.search.report import summary, table_text, write_report
 

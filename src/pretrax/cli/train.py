@@ -21,15 +21,15 @@ class Options(Configuration):
 def train(options: Options) -> int:
     changes, verbose = options.allow_changes, options.verbose
     if options.seeds:
-        from pretrax.launch.seeds import train_seeds
+        from pretrax.experiments.seeds import train_seeds
 
         others = {'allow_changes': changes, 'compiled': options.compiled, 'dry_run': options.dry_run}
         return train_seeds(options.config, options.overrides, options.seeds, **others)
     loaded = options.load()  # before the slow import of JAX: report mistakes at once
-    from pretrax.ahead.auto import settled
-    from pretrax.ahead.saved import opened
     from pretrax.cli._summary import summary
     from pretrax.observe.progress import Progress
+    from pretrax.plan.auto import settled
+    from pretrax.plan.saved import opened
     from pretrax.run.dry_run import dry_run
     from pretrax.run.loop import train as run_training
     from pretrax.run.watch import exit_code

@@ -105,7 +105,7 @@ def micro_batch_size(batch: BatchSize, mesh: Mapping[str, int]) -> int:
     if micro == 'auto':
         raise UserError(
             'batch.micro: `pretrax train` measures auto before the run\n'
-            'in a program, use config = pretrax.ahead.auto.settled(config, print)'
+            'in a program, use config = pretrax.plan.auto.settled(config, print)'
         )
     if micro is None:
         if stages == 1:

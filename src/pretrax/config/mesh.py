@@ -19,7 +19,7 @@ def resolve_mesh(mesh: Mesh, n_devices: int, platform: str, slices: int = 1) -> 
     if mesh.is_planned:
         raise UserError(
             '`pretrax train` and `pretrax compile` plan mesh: auto\n'
-            'in a program, use config = pretrax.ahead.auto.settled(config, print)'
+            'in a program, use config = pretrax.plan.auto.settled(config, print)'
         )
     sizes = {'r': mesh.r, 'd': mesh.d, 'e': mesh.e, 'c': mesh.c, 't': mesh.t, 'p': mesh.p}
     if mesh.r == mesh.d == 'auto':

@@ -235,7 +235,7 @@ class Batch(Section):
 
 class Mesh(Section):
     """How the devices are arranged. `mesh: auto` is auto for r, d, e, t and p. If only r or d is given, the other is 1;
-    see `pretrax.config.mesh.resolve_mesh`, and `pretrax.ahead.auto`, which plans e, t and p before the run starts.
+    see `pretrax.config.mesh.resolve_mesh`, and `pretrax.plan.auto`, which plans e, t and p before the run starts.
     """
 
     r: Axis = default('auto', 'replicas: shard the batch; every replica has all weights')

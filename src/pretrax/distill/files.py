@@ -33,11 +33,11 @@ from pretrax.distill.parts import (
     write_part,
 )
 from pretrax.errors import Report, UserError
-from pretrax.machine.atomic import write_file
-from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.connection import kind_of_error
 from pretrax.storage.working_directory import working_directory
+from pretrax.system.atomic import write_file
+from pretrax.system.json_file import parse_json
 
 FORMAT = 2
 DESCRIPTION = 'teacher.json'

@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from pretrax.errors import Report
-from pretrax.machine.atomic import new_directory
-from pretrax.machine.digest import digest
-from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.index import Entries, Index, read_entries
 from pretrax.storage.staging import download, files_below
+from pretrax.system.atomic import new_directory
+from pretrax.system.digest import digest
+from pretrax.system.json_file import parse_json
 
 MANIFEST = 'manifest.json'
 

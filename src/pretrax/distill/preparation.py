@@ -21,7 +21,6 @@ from pretrax.distill.files import Description, HostTopK, TeacherFiles, create, d
 from pretrax.distill.student import DistilledTransformer, Teacher, fingerprint
 from pretrax.distill.top_k import TopK
 from pretrax.errors import Report, UserError
-from pretrax.machine.locks import LockedError, lock_directory
 from pretrax.model.loss import Batch
 from pretrax.run.processes import is_first_process, join_processes
 from pretrax.run.setup import Run, prepare
@@ -29,6 +28,7 @@ from pretrax.shardlib import scope, typed_shard_map
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.lease import held_for
 from pretrax.storage.working_directory import working_directory
+from pretrax.system.locks import LockedError, lock_directory
 
 PART_BYTES = 256 << 20  # of log probabilities; a run that is killed loses at most one part
 

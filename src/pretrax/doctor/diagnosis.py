@@ -15,7 +15,7 @@ from pretrax.doctor.pairs import slow_pairs
 from pretrax.doctor.probe_process import ProbeProcess
 from pretrax.doctor.table import Diagnosis, names_of
 from pretrax.errors import first_line
-from pretrax.machine.roll_call import AbsentError, RollCall
+from pretrax.system.rendezvous import AbsentError, Rendezvous
 
 _UNREACHED = (
     'is process 0 running, and on that host? then open that port between the nodes; JAX_COORDINATOR_ADDRESS sets it'
@@ -38,7 +38,7 @@ def diagnose(context: Context, coordinator: str, arguments: Sequence[str], secon
     began = time.monotonic()
     with ProbeProcess(arguments) as probe:  # imports JAX meanwhile
         found = [*check_machine(context)]
-        calls = RollCall(coordinator, context.index, context.processes, seconds)
+        calls = Rendezvous(coordinator, context.index, context.processes, seconds)
         try:
             calls.assemble()
             return _together(context, calls, probe, found, began)
@@ -80,7 +80,7 @@ def _findings(check: Check, context: Context) -> list[Finding]:
 
 
 def _together(
-    context: Context, calls: RollCall, probe: ProbeProcess, found: list[Finding], began: float
+    context: Context, calls: Rendezvous, probe: ProbeProcess, found: list[Finding], began: float
 ) -> Diagnosis | int:
     clocks = clock_findings(calls.clocks())
     listener = listen()

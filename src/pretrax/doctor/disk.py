@@ -12,9 +12,9 @@ from pretrax.amounts import size
 from pretrax.doctor.context import Context
 from pretrax.doctor.findings import Finding, failure, warning
 from pretrax.errors import first_line
-from pretrax.machine.cache import cache_directory
 from pretrax.storage import BucketPath
 from pretrax.storage.working_directory import working_directory
+from pretrax.system.cache import cache_directory
 
 _CACHE = 2**30  # bytes: compiled programs, and what a run in a bucket has not uploaded yet
 _SLOW = 2.0  # seconds for a small request

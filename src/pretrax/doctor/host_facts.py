@@ -21,8 +21,8 @@ from pretrax import __version__
 from pretrax.config import RunConfig, load, written_values
 from pretrax.doctor.network import connect, listen
 from pretrax.errors import UserError
-from pretrax.machine.accelerators import gpus_here
 from pretrax.storage import BucketPath
+from pretrax.system.accelerators import gpus_here
 
 _CONNECT_SECONDS = 10.0
 

@@ -14,13 +14,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pretrax.amounts import size
+from pretrax.cost.links import LINKS, Network, places_of, wire_bytes
+from pretrax.cost.topology import topology_of
 from pretrax.doctor.barrier import wait_for_all
 from pretrax.doctor.comparison import share_of
 from pretrax.doctor.context import Context
 from pretrax.doctor.findings import Finding, failure, warning
 from pretrax.doctor.pairs import NETWORK_FIX, rounds
-from pretrax.scale.links import LINKS, Network, places_of, wire_bytes
-from pretrax.scale.topology import topology_of
 
 _SIZES = {'cpu': (100_000, 1_000_000, 10_000_000)}  # bytes per device
 _LARGE_SIZES = (1_000_000, 16_000_000, 256_000_000)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pretrax.amounts import size
 from pretrax.doctor.context import Context
 from pretrax.doctor.findings import Finding, failure, warning
-from pretrax.machine.cores import available_memory, cgroup_memory, total_memory
+from pretrax.system.cores import available_memory, cgroup_memory, total_memory
 
 GIB = 2**30
 _FILES, _FILES_PER_PROCESS = 512, 16  # libraries, data and checkpoints; connections to each other process of the run

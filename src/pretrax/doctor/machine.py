@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from pretrax.doctor.context import Context
 from pretrax.doctor.findings import Finding, failure, warning
-from pretrax.machine.cores import cpu_name, usable_cores
+from pretrax.system.cores import cpu_name, usable_cores
 
 
 def own_name(context: Context) -> Iterator[Finding]:

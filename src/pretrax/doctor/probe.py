@@ -19,7 +19,7 @@ from pretrax.doctor.checks import DEVICES, JOIN
 from pretrax.doctor.context import Context
 from pretrax.doctor.findings import failure
 from pretrax.errors import first_line
-from pretrax.machine.accelerators import skip_absent_accelerators
+from pretrax.system.accelerators import skip_absent_accelerators
 
 _HEARTBEAT = 600  # seconds: `pretrax doctor` has limits of its own, which name the check
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from pretrax.doctor.checks import DEVICES, JOIN, JOIN_FIX
 from pretrax.doctor.findings import Finding, failure
-from pretrax.machine.children import Child
+from pretrax.system.children import Child
 
 _NOISE = ('WARNING', 'I0', 'W0', '*** Check', '    @', '===', 'RPC:', 'Fatal Python')
 

@@ -12,9 +12,9 @@ from pretrax.config.show import written_values
 from pretrax.doctor.context import Context
 from pretrax.doctor.findings import Finding
 from pretrax.errors import UserError
-from pretrax.machine.software import versions
 from pretrax.run.environment import git_state
 from pretrax.run.variables import check_variables, warnings_of
+from pretrax.system.software import versions
 
 # Variables that change what JAX and its libraries do.
 _VARIABLES = re.compile(r'XLA_.*|LIBTPU_INIT_ARGS|TPU_.*|JAX_.*|NCCL_.*|GLOO_.*|UCX_.*|CUDA_DEVICE_.*|TF_GPU_.*')

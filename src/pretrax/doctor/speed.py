@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pretrax.cost.devices import lookup
 from pretrax.doctor.barrier import wait_for_all
 from pretrax.doctor.comparison import outliers, share_of
 from pretrax.doctor.context import Context
 from pretrax.doctor.findings import Finding, failure, warning
-from pretrax.scale.devices import lookup
 
 _SECONDS = 1.0  # of the measurement: long enough for clocks to settle under load
 _SIDES = {'cpu': 512, 'gpu': 8192, 'tpu': 8192}

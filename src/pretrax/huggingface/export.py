@@ -15,12 +15,12 @@ from pretrax.huggingface.names import TABLES
 from pretrax.huggingface.tensor_files import TensorFiles, new_directory, write_json
 from pretrax.huggingface.text_part import text_config
 from pretrax.huggingface.weights import Piece, tensors_of
-from pretrax.machine.json_file import read_json
-from pretrax.machine.trusted import copy_file
 from pretrax.model.architecture import Architecture
 from pretrax.model.choices import DROPOUT
 from pretrax.model.weights import MODULES
 from pretrax.storage import AnyPath
+from pretrax.system.json_file import read_json
+from pretrax.system.trusted import copy_file
 
 TOKEN_IDS = ('bos_token_id', 'eos_token_id', 'pad_token_id', 'sep_token_id', 'decoder_start_token_id')
 TORCH_NAMES = {'F32': 'float32', 'BF16': 'bfloat16', 'F16': 'float16'}

@@ -21,9 +21,9 @@ import ml_dtypes
 import numpy as np
 
 from pretrax.errors import UserError
-from pretrax.machine.json_file import parse_json, read_json
 from pretrax.storage import BucketPath, locate
 from pretrax.storage.staging import download
+from pretrax.system.json_file import parse_json, read_json
 
 INDEX, SINGLE = 'model.safetensors.index.json', 'model.safetensors'
 PICKLES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')

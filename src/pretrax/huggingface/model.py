@@ -11,10 +11,10 @@ from pretrax.huggingface.configs import ConfigTable, Options, read_options, tabl
 from pretrax.huggingface.files import HuggingFaceCheckpoint, find, open_checkpoint
 from pretrax.huggingface.quantized import with_whole_tensors
 from pretrax.huggingface.text_part import text_checkpoint
-from pretrax.machine.trusted import copy_file
 from pretrax.model.architecture import Architecture, resolve
 from pretrax.model.option_names import nest
 from pretrax.model.options import TransformerOptions
+from pretrax.system.trusted import copy_file
 
 # Files besides the weights and config.json that an import keeps and an export writes again.
 KEPT = 'huggingface'  # folder of a run with the original configuration and tokenizer, for `pretrax export`

@@ -17,9 +17,9 @@ import numpy as np
 
 from pretrax.errors import UserError
 from pretrax.huggingface.files import INDEX, SINGLE, WRITTEN, not_finite_text
-from pretrax.machine import atomic
 from pretrax.storage import AnyPath
 from pretrax.storage.staging import written_directory
+from pretrax.system import atomic
 
 LARGEST_FILE = 5_000_000_000  # bytes; the default of transformers
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, printable
-from pretrax.machine.atomic import write_file
 from pretrax.storage import AnyPath, BucketPath
+from pretrax.system.atomic import write_file
 
 DIRECTORY = 'crashes'
 _MOST_STACKS = 1 << 20  # bytes, of the newest stacks

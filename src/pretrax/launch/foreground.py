@@ -10,9 +10,9 @@ from pretrax.errors import Report, UserError
 from pretrax.launch.engine import Engine
 from pretrax.launch.group import output_file
 from pretrax.launch.record import LaunchRecord, write_record
-from pretrax.machine.process_identity import has_ended, identity, is_here
 from pretrax.storage import AnyPath
 from pretrax.storage.working_directory import working_directory
+from pretrax.system.process_identity import has_ended, identity, is_here
 
 
 class Foreground(Engine):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrax.machine import process_hosts
+from pretrax.system import process_hosts
 
 TAIL = 20  # lines shown of the output of a process
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from pretrax.doctor.host_facts import Facts, facts
-from pretrax.machine.children import Child
+from pretrax.system.children import Child
 
 _PATIENCE = 10.0  # seconds for the node command to end its training
 _LOOK = 0.1  # seconds between two looks for output

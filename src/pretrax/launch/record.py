@@ -13,9 +13,9 @@ from typing import Any
 import pydantic
 
 from pretrax.errors import UserError, first_line
-from pretrax.machine.atomic import write_file
-from pretrax.machine.command_line import without_secrets
 from pretrax.storage import AnyPath, BucketPath, locate
+from pretrax.system.atomic import write_file
+from pretrax.system.command_line import without_secrets
 
 FILE = 'launch.json'
 RUNS = Path('runs')  # where a run that is given by its bare name is

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pretrax.launch.group import Group, last_lines, output_file
-from pretrax.machine.children import Child
+from pretrax.system.children import Child
 
 _PATIENCE = 10.0  # seconds for a machine to end its processes
 

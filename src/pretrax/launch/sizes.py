@@ -5,8 +5,8 @@ import math
 from pretrax.config import RunConfig, resolve_mesh
 from pretrax.config.batch import check_batch
 from pretrax.errors import UserError
-from pretrax.machine.accelerators import gpus_here
-from pretrax.machine.cores import usable_cores
+from pretrax.system.accelerators import gpus_here
+from pretrax.system.cores import usable_cores
 
 
 def devices_per_process(config: RunConfig, processes: int, wanted: int | None) -> tuple[int, str]:

@@ -21,7 +21,7 @@ from pretrax.launch.group import identity
 from pretrax.launch.options import SshOptions
 from pretrax.launch.remote import RemoteGroup, RemoteProcess
 from pretrax.launch.sizes import restricted_to
-from pretrax.machine.children import Child
+from pretrax.system.children import Child
 
 LOST = 255  # exit code of `ssh` if there is no connection, or if it broke
 NO_DIRECTORY = 41  # exit code of the program on a host

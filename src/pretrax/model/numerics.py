@@ -201,7 +201,7 @@ def fast_path(kind: Kind, platform: str, device_kind: str) -> str:
     return f'SLOW: {only} have hardware for it; {device_kind or platform} emulates it'
 
 
-# On 'platform kind', as JAX names devices (scale/devices.py)
+# On 'platform kind', as JAX names devices (cost/devices.py)
 _HAVE_UNITS = {
     'int8': r'^tpu ',
     'fp8': r'^(cuda|gpu) NVIDIA .*(\bH[12]00|\bH[28]0\b|GH200|\bB[123]00|\bGB[123]|\bL4\b|\bL40|RTX '

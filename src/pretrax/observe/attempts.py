@@ -19,9 +19,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from pretrax.machine.line_files import append_record, read_lines
 from pretrax.storage import AnyPath
 from pretrax.storage.parts import open_joined
+from pretrax.system.line_files import append_record, read_lines
 
 FILE = 'attempts.jsonl'
 RUNNING, FINISHED, STOPPED, FAILED, LOST = 'running', 'finished', 'stopped', 'failed', 'lost'

@@ -17,13 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pretrax.errors import Report, UserError
-from pretrax.machine.line_files import append_record, not_a_record, read_lines
 from pretrax.observe.step_lines import StepLines
 from pretrax.observe.trackers.base import Line as TrackerLine
 from pretrax.observe.trackers.base import Shown, Tracker
 from pretrax.observe.trackers.thread import FLUSH_SECONDS, TrackerThread
 from pretrax.storage import AnyPath, locate
 from pretrax.storage.parts import open_joined
+from pretrax.system.line_files import append_record, not_a_record, read_lines
 
 EVALUATIONS = 'evaluations.jsonl'
 _OF_A_LINE = ('step', 'time')  # numbers that say when a line was written

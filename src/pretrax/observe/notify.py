@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Collection, Sequence
 
 from pretrax.errors import Report
-from pretrax.machine.children import Child
+from pretrax.system.children import Child
 
 TRIES = 4
 WAIT = 1.0  # seconds before the second try; doubled before each other one

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pretrax.errors import Report
-from pretrax.machine.atomic import new_file
-from pretrax.machine.line_files import read_lines
+from pretrax.system.atomic import new_file
+from pretrax.system.line_files import read_lines
 
 
 class StepLines:

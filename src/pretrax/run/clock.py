@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pretrax.errors import Report
-from pretrax.machine.line_files import append_record
 from pretrax.observe.attempts import note, read_attempts
+from pretrax.system.line_files import append_record
 
 PAUSES = 'pauses.jsonl'  # {"time", "step", "work", "seconds"} of each piece of work between steps
 

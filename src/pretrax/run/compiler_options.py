@@ -22,8 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pretrax.config.problems import nearest
 from pretrax.errors import UserError, first_line
-from pretrax.machine.software import flags
-from pretrax.scale.compiler_options import (
+from pretrax.hlo.compiler_options import (
     TABLE,
     CompilerOption,
     Situation,
@@ -34,6 +33,7 @@ from pretrax.scale.compiler_options import (
     written,
     wrong_hardware,
 )
+from pretrax.system.software import flags
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,14 +16,14 @@ from pretrax.config import Mesh as MeshSection
 from pretrax.config import resolve_mesh
 from pretrax.config.batch import check_batch, common_sequences
 from pretrax.config.schema import Batch
+from pretrax.cost.devices import lookup
 from pretrax.errors import UserError, first_line
-from pretrax.machine import process_memory
-from pretrax.machine.accelerators import idle_plugins, reserve_gpu_memory, skip_absent_accelerators
-from pretrax.machine.cores import cpu_flags, total_memory, usable_cores
 from pretrax.model.axes import AXES
 from pretrax.run.placement import n_slices, place
 from pretrax.run.variables import check_variables
-from pretrax.scale.devices import lookup
+from pretrax.system import process_memory
+from pretrax.system.accelerators import idle_plugins, reserve_gpu_memory, skip_absent_accelerators
+from pretrax.system.cores import cpu_flags, total_memory, usable_cores
 
 MEANING = {
     'r': 'replicas',

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 import jax
 
 from pretrax.errors import Report, UnavailableError, UserError
-from pretrax.machine.atomic import write_file
-from pretrax.machine.locks import DirectoryLock
 from pretrax.run.processes import is_first_process
 from pretrax.run.resume import lock_patience, lock_run
 from pretrax.storage import AnyPath, BucketPath
@@ -23,6 +21,8 @@ from pretrax.storage.lease import FILE, HeldError, Lease, LostError
 from pretrax.storage.mirror import Mirror
 from pretrax.storage.parts import join_copied
 from pretrax.storage.working_directory import working_directory
+from pretrax.system.atomic import write_file
+from pretrax.system.locks import DirectoryLock
 
 
 def local_directory(run_dir: AnyPath) -> pathlib.Path:

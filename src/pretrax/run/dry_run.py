@@ -15,19 +15,19 @@ import jax
 
 from pretrax.amounts import size
 from pretrax.config import RunConfig
+from pretrax.cost.memory import memory_of, temporaries_of
 from pretrax.errors import Report, UserError
-from pretrax.machine.locks import holder_of
 from pretrax.observe.trackers import check_trackers
 from pretrax.run.compiled_step import LoadStep, compile_step
-from pretrax.run.evaluate import Evaluation
 from pretrax.run.processes import exiting_on_error, join_processes
 from pretrax.run.resume import being_trained, check_unchanged
 from pretrax.run.setup import Run, prepare_and_report
 from pretrax.run.start import restore_or_start
+from pretrax.run.validation import Evaluation
 from pretrax.run.watch import stacks_on_timer
-from pretrax.scale.memory import memory_of, temporaries_of
 from pretrax.storage import BucketPath, lease
 from pretrax.storage.working_directory import working_directory
+from pretrax.system.locks import holder_of
 
 
 @exiting_on_error

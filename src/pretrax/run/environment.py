@@ -12,17 +12,17 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from pretrax.cost.memory import memory_of
+from pretrax.cost.roofline import predict
+from pretrax.cost.topology import topology_of
 from pretrax.errors import Report
-from pretrax.machine.atomic import write_file
-from pretrax.machine.command_line import without_secrets
-from pretrax.machine.cores import cpu_name, total_memory, usable_cores
-from pretrax.machine.software import flags, versions
 from pretrax.run.compiled_step import CompiledStep
 from pretrax.run.devices import memory_limit, peak_memory
 from pretrax.run.setup import Run, memory_of_run, step_facts
-from pretrax.scale.memory import memory_of
-from pretrax.scale.roofline import predict
-from pretrax.scale.topology import topology_of
+from pretrax.system.atomic import write_file
+from pretrax.system.command_line import without_secrets
+from pretrax.system.cores import cpu_name, total_memory, usable_cores
+from pretrax.system.software import flags, versions
 
 FILE = 'environment.json'
 _MORE_PACKAGES = ('numpy', 'optax', 'tensorstore', 'tokenizers')
@@ -119,7 +119,7 @@ def _sizes(run: Run) -> dict[str, Any]:
 
 
 def _predicted(run: Run) -> dict[str, Any] | None:
-    """The time of a step by phases, from `scale.roofline`; None for hardware or a model that it does not know."""
+    """The time of a step by phases, from `cost.roofline`; None for hardware or a model that it does not know."""
     arch, topology = run.recipe.model.arch, topology_of(list(run.mesh.devices.flat))
     if arch is None or topology is None:
         return None

@@ -15,12 +15,12 @@ from pretrax.infer.sample import sample
 from pretrax.observe.profile import profiled
 from pretrax.observe.progress import Progress
 from pretrax.run.compiled_step import LoadStep, Step, compile_step
-from pretrax.run.evaluate import Evaluation
 from pretrax.run.processes import exiting_on_error
 from pretrax.run.rollback import roll_back
 from pretrax.run.saving import save, wait_until_saved
 from pretrax.run.session import Session, open_session
 from pretrax.run.setup import Run
+from pretrax.run.validation import Evaluation
 from pretrax.run.watch import Watchdog
 from pretrax.train.step import TrainState
 
@@ -51,7 +51,7 @@ def train(
         allow_changes: resume although the configuration has changed since the run began.
         verbose: show the whole start-up report, not only its essential lines.
         progress: where reports are shown (default: the terminal).
-        compiled: loads a step that was compiled before (`pretrax.ahead.saved`).
+        compiled: loads a step that was compiled before (`pretrax.plan.saved`).
 
     Raises:
         UserError: the configuration does not fit the data, the devices or the existing run; another

@@ -20,12 +20,12 @@ import jax
 from pretrax.amounts import size
 from pretrax.config import RunConfig, load
 from pretrax.errors import UserError, first_line
-from pretrax.machine.atomic import write_file
 from pretrax.run.compiled_step import compile_step
 from pretrax.run.devices import memory_limit, peak_memory
 from pretrax.run.out_of_memory import FullMemoryError
 from pretrax.run.processes import join_processes
 from pretrax.run.setup import memory_of_run, prepare
+from pretrax.system.atomic import write_file
 from pretrax.train.state import init_state
 
 DONE, TOO_LARGE, OUT_OF_MEMORY, REFUSED, FAILED = 'done', 'too large', 'out of memory', 'refused', 'failed'

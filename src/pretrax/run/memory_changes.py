@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 
 from pretrax.config.batch import sequences_per_device
+from pretrax.cost.step_facts import StepFacts
 from pretrax.model.axes import along
 from pretrax.run.setup import Run, memory_of_run, step_facts
-from pretrax.scale.step_facts import StepFacts
-from pretrax.train.evaluate import make_evaluate
+from pretrax.train.validation import make_evaluate
 
 CHUNKS = 8  # proposed for the loss
 

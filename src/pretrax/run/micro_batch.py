@@ -17,14 +17,14 @@ import jax
 from pretrax.amounts import size
 from pretrax.config import RunConfig, settle, values_in_step
 from pretrax.config.batch import common_sequences, micro_batch_sizes, sequence_shards
+from pretrax.cost.memory import memory_of
 from pretrax.errors import Report, UserError
-from pretrax.machine.cache import cache_directory, read_entries, write_entries
-from pretrax.machine.cores import available_memory, cpu_name, usable_cores
-from pretrax.machine.software import flags, versions
 from pretrax.run.compiled_step import lower_step
 from pretrax.run.devices import device_memory
 from pretrax.run.setup import Run, prepare
-from pretrax.scale.memory import memory_of
+from pretrax.system.cache import cache_directory, read_entries, write_entries
+from pretrax.system.cores import available_memory, cpu_name, usable_cores
+from pretrax.system.software import flags, versions
 from pretrax.train.state import init_state
 
 MIN_SPEEDUP = 1.02  # of a larger micro-batch

@@ -9,13 +9,13 @@ from typing import Any
 import jax
 
 from pretrax.amounts import size
+from pretrax.cost.memory import temporaries_of
 from pretrax.errors import UserError, first_line
 from pretrax.observe.device_memory import bytes_per_device, memory_by_owner
 from pretrax.run.devices import memory_limit
 from pretrax.run.directory import local_directory
 from pretrax.run.memory_changes import Change, memory_changes, named_bytes
 from pretrax.run.setup import Run, memory_of_run
-from pretrax.scale.memory import temporaries_of
 
 FILE = 'out_of_memory.txt'
 _MOST = 4  # changes in the message

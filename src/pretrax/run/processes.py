@@ -24,13 +24,13 @@ from pretrax.checkpoint import SaveError
 from pretrax.config import Processes
 from pretrax.errors import TRY_AGAIN, UnavailableError, UserError, first_line
 from pretrax.jax_compat import detected_identity, has_started
-from pretrax.machine.open_mpi import mpi_identity
-from pretrax.machine.process_hosts import described, expected_hosts
-from pretrax.machine.roll_call import AbsentError, RollCall
-from pretrax.machine.tpu_slices import slice_identity
 from pretrax.run.variables import check_other_launchers, check_variables
 from pretrax.storage import AnyPath
 from pretrax.storage.working_directory import working_directory
+from pretrax.system.open_mpi import mpi_identity
+from pretrax.system.process_hosts import described, expected_hosts
+from pretrax.system.rendezvous import AbsentError, Rendezvous
+from pretrax.system.tpu_slices import slice_identity
 
 _VARIABLES = {'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID', 'coordinator': 'JAX_COORDINATOR_ADDRESS'}
 _ARRIVAL = 300.0  # seconds for the slowest process to come
@@ -131,7 +131,7 @@ def _meet(this: Identity, hosts: Sequence[str]) -> None:
     Raises:
         UnavailableError: in all processes that are there: one did not come. The message names it.
     """
-    calls = RollCall(
+    calls = Rendezvous(
         this.coordinator, this.index, this.count, _ARRIVAL, dict(enumerate(hosts)), needs_all=True, say=_say
     )
     try:

@@ -18,9 +18,9 @@ import jax
 
 from pretrax.errors import Report
 from pretrax.jax_compat import cache_programs_in_every_cpu_process
-from pretrax.machine.cache import own_directory
-from pretrax.machine.trusted import why_untrusted
 from pretrax.run.processes import is_first_process
+from pretrax.system.cache import own_directory
+from pretrax.system.trusted import why_untrusted
 
 LARGEST = 10 << 30  # bytes of programs that are kept
 SHORTEST = 0.5  # seconds; programs that compile faster are not kept

@@ -11,11 +11,11 @@ from pretrax.checkpoint import DamagedError, read_description, steps_in
 from pretrax.config import RunConfig, diff, from_manifest, may_change_on_resume
 from pretrax.config.batch import same_until
 from pretrax.errors import OF_THE_SYSTEM, Report, UserError, disk_fix
-from pretrax.machine.locks import DirectoryLock, LockedError, lock_directory
 from pretrax.run.saving import had_checkpoints
 from pretrax.storage import AnyPath
 from pretrax.storage.connection import BucketError
 from pretrax.storage.working_directory import working_directory
+from pretrax.system.locks import DirectoryLock, LockedError, lock_directory
 
 _BATCH_SIZES = ('batch.tokens', 'batch.sequence_length')
 

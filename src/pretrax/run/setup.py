@@ -21,6 +21,9 @@ from pretrax.config.batch import (
 from pretrax.config.batch_sizes import BatchSize
 from pretrax.config.schema import Batch as BatchSection
 from pretrax.config.schema import Checkpoint, Compiler, Distill, Eval, Faults, Log, Optimizer, Precision, Sample
+from pretrax.cost.flops import Flops
+from pretrax.cost.memory import Memory, expected_memory
+from pretrax.cost.step_facts import ComputeDtype, StepFacts
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.data.batches.sequences import check_row_order, read_sequences
 from pretrax.data.batches.source import DataRequest, HostBatch, Source, check_source
@@ -37,9 +40,6 @@ from pretrax.run.same_run import check_same_data, check_same_run
 from pretrax.run.startup import StartupLine, StartupReport
 from pretrax.run.utilization import Utilization, choose_utilization, training_flops
 from pretrax.run.variables import seen_variables
-from pretrax.scale.flops import Flops
-from pretrax.scale.memory import Memory, expected_memory
-from pretrax.scale.step_facts import ComputeDtype, StepFacts
 from pretrax.shardlib import make_abstract, make_shardings
 from pretrax.storage import AnyPath
 from pretrax.storage.working_directory import working_directory

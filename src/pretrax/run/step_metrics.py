@@ -15,7 +15,6 @@ from pretrax.observe.device_memory import memory_in_use
 from pretrax.observe.progress import Progress
 from pretrax.run.clock import Clock
 from pretrax.run.compiled_step import CompiledStep
-from pretrax.run.evaluate import bits_per_byte
 from pretrax.run.layer_statistics import layer_statistics
 from pretrax.run.noise_scale import NoiseScale
 from pretrax.run.out_of_memory import explaining_full_memory
@@ -26,6 +25,7 @@ from pretrax.run.seen_batch import show_batch
 from pretrax.run.setup import Run
 from pretrax.run.start import Start
 from pretrax.run.straggler import Straggler
+from pretrax.run.validation import bits_per_byte
 from pretrax.run.watch import Requests
 from pretrax.train.skipping import without_empty_means
 from pretrax.train.step import TrainState

@@ -8,7 +8,7 @@ import jax
 
 from pretrax.checkpoint.agreement import gather
 from pretrax.errors import Report
-from pretrax.machine.process_hosts import described, expected_hosts
+from pretrax.system.process_hosts import described, expected_hosts
 
 EVERY = 20  # steps between two comparisons; each process sends one number
 

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from pretrax.machine.cpu import forget_peak, measured_cpu
+from pretrax.cost.devices import lookup
+from pretrax.cost.flops import FORMULA_VERSION, Flops, flops_per_token, forward_flops_per_token, mfu
 from pretrax.model.base import Model
-from pretrax.scale.devices import lookup
-from pretrax.scale.flops import FORMULA_VERSION, Flops, flops_per_token, forward_flops_per_token, mfu
+from pretrax.system.cpu import forget_peak, measured_cpu
 
 
 class Utilization(NamedTuple):

@@ -21,7 +21,7 @@ import jax
 from pretrax.config.problems import nearest
 from pretrax.errors import UserError
 from pretrax.jax_compat import has_started, parse_xla_flags
-from pretrax.machine.accelerators import gpu_files
+from pretrax.system.accelerators import gpu_files
 from pretrax.tables import read_table
 
 type Variables = Mapping[str, str]

@@ -17,9 +17,9 @@ import secrets
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from pretrax.machine.json_file import parse_json
 from pretrax.storage.bucket_path import BucketPath
 from pretrax.storage.locate import AnyPath
+from pretrax.system.json_file import parse_json
 
 INDEX = 'index.json'
 

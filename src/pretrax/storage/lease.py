@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pretrax.errors import UserError
-from pretrax.machine.process_identity import has_ended, identity
 from pretrax.storage.bucket_path import BucketPath
 from pretrax.storage.connection import kind_of_error
+from pretrax.system.process_identity import has_ended, identity
 
 FILE = 'lock'  # the lease of a run directory
 _RENEWALS = 4  # per duration of a lease

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pretrax.machine.atomic import write_file
-from pretrax.machine.line_files import read_lines
 from pretrax.storage.bucket_path import BucketPath
 from pretrax.storage.index import Entries, Guard, Index
 from pretrax.storage.lease import Lease
 from pretrax.storage.parts import PART, parts_of
+from pretrax.system.atomic import write_file
+from pretrax.system.line_files import read_lines
 
 EVERY = 10.0  # seconds between uploads
 LARGE = 4 << 20  # bytes; larger files that are not logs are only uploaded at the end and on request

@@ -11,9 +11,9 @@ import shutil
 from pathlib import Path
 from typing import BinaryIO
 
-from pretrax.machine.atomic import write_file
 from pretrax.storage.index import INDEX, read_entries
 from pretrax.storage.locate import AnyPath
+from pretrax.system.atomic import write_file
 
 PART = 512 * 1024  # bytes
 _JOINED = '.joined'  # suffix of a file that is about to replace its parts

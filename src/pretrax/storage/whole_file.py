@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from pretrax.machine.atomic import write_file
 from pretrax.storage.locate import AnyPath
+from pretrax.system.atomic import write_file
 
 
 def write_whole(path: AnyPath, content: bytes, sync: bool = False) -> None:

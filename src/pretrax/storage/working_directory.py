@@ -4,8 +4,8 @@ import hashlib
 import socket
 from pathlib import Path
 
-from pretrax.machine.cache import cache_directory
 from pretrax.storage.locate import AnyPath
+from pretrax.system.cache import cache_directory
 
 
 def working_directory(run_dir: AnyPath, index: int = 0) -> Path:

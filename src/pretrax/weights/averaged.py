@@ -24,9 +24,9 @@ from pretrax.checkpoint import (
 )
 from pretrax.errors import UserError
 from pretrax.huggingface.model import KEPT, TOKENIZER, kept_names
-from pretrax.machine.trusted import copy_file
 from pretrax.storage import AnyPath, locate
 from pretrax.storage.staging import read_directory, written_directory
+from pretrax.system.trusted import copy_file
 from pretrax.weights.saved import SavedModel, open_saved
 
 

@@ -17,12 +17,12 @@ from pretrax.data.tokenizers.tokenizer_files import contradiction, end_tokens
 from pretrax.errors import UserError
 from pretrax.huggingface.files import not_finite_text
 from pretrax.huggingface.model import GENERATION, KEPT, SETTINGS, SPECIAL, TOKENIZER, HuggingFaceModel, open_model
-from pretrax.machine.trusted import copy_file
 from pretrax.model.option_names import nest
 from pretrax.run.devices import available_devices
 from pretrax.run.setup import prepare
 from pretrax.storage import AnyPath, locate
 from pretrax.storage.staging import written_directory
+from pretrax.system.trusted import copy_file
 from pretrax.weights.origin import shapes_of
 
 LONGEST = 1024  # tokens of a sequence of a run that continues, unless the model allows fewer

@@ -20,9 +20,9 @@ from pretrax.errors import UserError
 from pretrax.infer.answers import Asked, Speed, encode_prompt, write
 from pretrax.infer.request import Request
 from pretrax.infer.sampling_settings import SETTINGS, Sampling, Setting
-from pretrax.machine.locks import lock
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.whole_file import write_whole
+from pretrax.system.locks import lock
 from pretrax.weights.loaded import LoadedModel
 
 ANSWER = ('text', 'finish', 'prompt_tokens', 'generated_tokens', 'choice')

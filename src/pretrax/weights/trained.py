@@ -16,11 +16,11 @@ from pretrax.data.tokenizers.tokenizer_files import end_tokens
 from pretrax.data.tokens.flat_tokens import open_split
 from pretrax.errors import UserError
 from pretrax.huggingface.model import TOKENIZER
-from pretrax.machine.atomic import write_file
-from pretrax.machine.cache import cache_directory
 from pretrax.run.devices import available_devices
 from pretrax.run.setup import Run, prepare
 from pretrax.storage import BucketPath
+from pretrax.system.atomic import write_file
+from pretrax.system.cache import cache_directory
 from pretrax.weights.saved import SavedModel, open_saved
 
 

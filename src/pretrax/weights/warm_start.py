@@ -21,13 +21,13 @@ from pretrax.config import InitFrom
 from pretrax.errors import Report, UserError
 from pretrax.huggingface.files import not_finite_text
 from pretrax.huggingface.model import KEPT, SETTINGS, TOKENIZER, kept_names
-from pretrax.machine.json_file import read_settings
-from pretrax.machine.trusted import copy_file
 from pretrax.model.weights import MODULES, layers_with
 from pretrax.run.directory import local_directory
 from pretrax.run.processes import is_first_process
 from pretrax.run.setup import Run
 from pretrax.storage.staging import read_directory
+from pretrax.system.json_file import read_settings
+from pretrax.system.trusted import copy_file
 from pretrax.train.state import init_state, initial_key
 from pretrax.train.step import TrainState
 from pretrax.weights.origin import Origin, Piece, check_same_model, open_origin, with_layers

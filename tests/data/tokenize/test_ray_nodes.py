@@ -12,7 +12,7 @@ from pretrax.data.corpus.listing import find_files
 from pretrax.data.tokenize import prepare as prepare_module
 from pretrax.data.tokenize.prepare import Work, prepare
 from pretrax.errors import UserError
-from pretrax.machine.ray_connection import connect_ray
+from pretrax.system.ray_connection import connect_ray
 from ray_nodes import ray_nodes
 from tokenizer_families import TEXTS, byte_level
 

@@ -12,9 +12,9 @@ from playwright.sync_api import Page, expect
 
 from chromium import needs_chromium, observe
 from live_server import Relay, WrittenRun, watching
-from pretrax.machine.locks import lock_directory
 from pretrax.observe.metrics import read_metrics
 from pretrax.serve.access import Keys
+from pretrax.system.locks import lock_directory
 from pretrax.view.definitions import definition_of
 from view.watch_picture import take
 

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from live_server import WrittenRun
-from pretrax.machine.locks import lock_directory
 from pretrax.observe.metrics import read_metrics
+from pretrax.system.locks import lock_directory
 from pretrax.view.live import curves as live_curves
 from pretrax.view.live import follow
 from pretrax.view.live import run as live_run

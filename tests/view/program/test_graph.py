@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrax.scale.hlo import collectives
-from pretrax.scale.program import parse_program
+from pretrax.hlo.parse import collectives
+from pretrax.hlo.program import parse_program
 from pretrax.view.program.graph import Group, communication_name, edges_of, groups_of
 
 PROGRAMS = Path(__file__).parents[2] / 'scale' / 'programs'

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from chromium import needs_chromium, observe
-from pretrax.scale.program import parse_program
+from pretrax.hlo.program import parse_program
 from pretrax.view.program.picture import page_of, svg_of, write_pictures
 
 PROGRAMS = Path(__file__).parents[2] / 'scale' / 'programs'

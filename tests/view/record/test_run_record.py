@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pretrax.errors import UserError
-from pretrax.machine.locks import lock_directory
 from pretrax.observe.attempts import note
 from pretrax.storage import BucketPath
+from pretrax.system.locks import lock_directory
 from pretrax.view.record.run_record import read_run
 
 CONFIG = """\

@@ -69,7 +69,7 @@ def kubernetes(options: Options) -> None:
 
 def _accelerators(asked: PodOptions, variables: dict[str, str]) -> tuple[int, int, tuple[str, str, int] | None]:
     """Pods of a slice, devices of a pod, and the TPU as `Pods` wants it."""
-    from pretrax.scale.topology import check_rentable, parse_topology
+    from pretrax.cost.topology import check_rentable, parse_topology
 
     nodes, gpus, slices = asked.nodes, asked.gpus, asked.slices
     if asked.tpu is None:

@@ -59,7 +59,7 @@ class Options(Configuration):
 
 
 def ray(options: Options) -> int:
-    from pretrax.launch.sweep import is_sweep
+    from pretrax.experiments.sweep import is_sweep
 
     bundle = options.bundle
     if is_sweep(options.config):
@@ -85,9 +85,9 @@ def _train(options: Options, workers: int, bundle: dict[str, float]) -> int:
     from pretrax.launch.restarts import RestartOptions
     from pretrax.launch.sizes import check_request, misfit, restricted_to
     from pretrax.launch.supervisor import Supervisor
-    from pretrax.machine.ray_connection import connect_ray
     from pretrax.observe.lasting_output import LastingOutput
     from pretrax.storage.working_directory import working_directory
+    from pretrax.system.ray_connection import connect_ray
 
     devices = options.devices or int(bundle.get('GPU', 0) or bundle.get('TPU', 0)) or 1
     added = {**restricted_to(options.devices if 'GPU' not in bundle else None), **variables(options.environment)}
@@ -126,11 +126,11 @@ def _train(options: Options, workers: int, bundle: dict[str, float]) -> int:
 def _sweep(options: Options, bundle: dict[str, float]) -> int:
     from pathlib import Path
 
+    from pretrax.experiments.ray_sweep import run_rows, show_command
+    from pretrax.experiments.sweep import read_sweep
     from pretrax.launch.ray_cluster import Cluster
-    from pretrax.launch.ray_sweep import run_rows, show_command
-    from pretrax.launch.sweep import read_sweep
-    from pretrax.machine.ray_connection import connect_ray
     from pretrax.storage import locate
+    from pretrax.system.ray_connection import connect_ray
 
     words = [options.config, *(['--out', options.out] if options.out else [])]
     added = variables(options.environment)

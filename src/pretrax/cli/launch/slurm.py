@@ -36,8 +36,8 @@ class Options(Configuration):
 
 
 def slurm(options: Options) -> None:
+    from pretrax.experiments.sweep import is_sweep
     from pretrax.launch.slurm_script import stop_within
-    from pretrax.launch.sweep import is_sweep
 
     config, resources = options.config, options.resources
     seconds = stop_within(resources)  # checks --time, for a sweep too
@@ -87,9 +87,9 @@ def _run(options: Options, words: list[str]) -> None:
 
 
 def _sweep(options: Options) -> None:
+    from pretrax.experiments.sweep import read_sweep
     from pretrax.launch.local import pretrax_command
     from pretrax.launch.slurm_script import rows_script
-    from pretrax.launch.sweep import read_sweep
     from pretrax.storage import BucketPath, locate
 
     file = locate(options.config)

@@ -72,7 +72,7 @@ def tpu_vm(options: Options) -> int:
 
 def _accelerator(name: str, slices: int) -> tuple[str, str, int, int]:
     """gcloud's accelerator type, the version, hosts of a slice, and devices of a host."""
-    from pretrax.scale.topology import check_rentable, parse_topology
+    from pretrax.cost.topology import check_rentable, parse_topology
 
     topology = parse_topology(name, slices)
     check_rentable(topology)

@@ -22,8 +22,8 @@ from pretrax.data.batches.block_cache import BlockCache, Tokens
 from pretrax.data.batches.source import HostBatch
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import UserError
-from pretrax.machine.atomic import write_file
 from pretrax.storage import AnyPath, BucketPath
+from pretrax.system.atomic import write_file
 
 # A group has about PLANNED_TOKENS tokens, or PLANNED_ROWS rows if that is more.
 PLANNED_TOKENS = 1 << 18

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pretrax.data.chat.rendering import Renderer, environment
 from pretrax.errors import UserError, install_extra
-from pretrax.machine.json_file import read_settings
+from pretrax.system.json_file import read_settings
 
 ROLES = ('system', 'developer', 'user', 'assistant', 'tool', 'function')
 SETTINGS, JINJA = 'tokenizer_config.json', 'chat_template.jinja'  # files of `transformers`

@@ -26,9 +26,9 @@ from pretrax.data.corpus.content import read_content
 from pretrax.data.corpus.files import INDEX_SUFFIX, TextFile
 from pretrax.data.corpus.storage import state
 from pretrax.errors import UserError
-from pretrax.machine.atomic import sync_directory, sync_file
-from pretrax.machine.json_file import parse_json
-from pretrax.machine.locks import is_at, lock
+from pretrax.system.atomic import sync_directory, sync_file
+from pretrax.system.json_file import parse_json
+from pretrax.system.locks import is_at, lock
 
 MAGIC = b'PTXLINES'
 VERSION = 1

@@ -15,9 +15,9 @@ import numpy as np
 
 from pretrax.data.stream.blocks import START, Place
 from pretrax.errors import Report
-from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath
 from pretrax.storage.whole_file import write_whole
+from pretrax.system.json_file import parse_json
 
 _MOST = 1 << 13  # places; of more, every second one is dropped
 _PAUSE = 30.0  # seconds between two writes

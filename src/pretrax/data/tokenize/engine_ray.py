@@ -16,7 +16,7 @@ from pretrax.data.corpus.selection import RowCounts
 from pretrax.data.tokenize.encode_shard import EncodedDocuments, Job, Progress, encode_shard
 from pretrax.data.tokenize.tokenized_shards import ShardWriter, TokenizedShard
 from pretrax.errors import UserError
-from pretrax.machine.ray_connection import connect_ray
+from pretrax.system.ray_connection import connect_ray
 
 _RESULTS_AHEAD = 4  # per task, before it waits until they are written
 

@@ -24,8 +24,8 @@ from pretrax.data.tokenize.encode_shard import Job, Progress
 from pretrax.data.tokenize.tokenized_shards import TokenizedShard, write_shard
 from pretrax.data.tokenize.worker import send
 from pretrax.errors import UserError
-from pretrax.machine.cores import usable_cores
 from pretrax.storage.settings import s3_access
+from pretrax.system.cores import usable_cores
 
 type EngineName = Literal['local', 'ray']
 

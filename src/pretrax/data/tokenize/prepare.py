@@ -33,11 +33,11 @@ from pretrax.data.tokenizers.tokenizer_training import ModelName, train_and_repo
 from pretrax.data.tokens.flat_tokens import VERSION, TokenizerIdentity, open_split, refuse_unreadable
 from pretrax.data.tokens.flat_tokens_writer import Writer, WrittenMeanwhileError, create
 from pretrax.errors import Report, UserError
-from pretrax.machine.atomic import write_file
-from pretrax.machine.cache import cache_directory
-from pretrax.machine.locks import DirectoryLock, lock_directory
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.result import remove_unfinished, result_at
+from pretrax.system.atomic import write_file
+from pretrax.system.cache import cache_directory
+from pretrax.system.locks import DirectoryLock, lock_directory
 
 SHARD_BYTES = 32 << 20  # stored bytes of text per shard, the unit of work
 # If fewer whole documents than this would be held out, the end of each document is held out instead.

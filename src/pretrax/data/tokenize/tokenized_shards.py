@@ -25,7 +25,7 @@ from pretrax.data.corpus.corpus import Shard
 from pretrax.data.corpus.selection import RowCounts
 from pretrax.data.tokenize.encode_shard import EncodedDocuments, Job, Progress, encode_shard
 from pretrax.errors import UserError
-from pretrax.machine.atomic import partial_path, rename_directory, sync_file
+from pretrax.system.atomic import partial_path, rename_directory, sync_file
 
 _READ_AT_ONCE = 1 << 22  # tokens
 

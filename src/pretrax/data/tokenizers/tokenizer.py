@@ -26,7 +26,7 @@ from pretrax.data.tokenizers.decoding import Decoding, Steps
 from pretrax.data.tokenizers.growth import refuse_growth
 from pretrax.data.tokenizers.text_bounds import Added, added_tokens, with_begin
 from pretrax.errors import UserError, first_line
-from pretrax.machine.json_file import parse_json
+from pretrax.system.json_file import parse_json
 
 END_OF_TEXT = '<|endoftext|>'
 # Its names in published tokenizers; the first one found is used.

@@ -14,8 +14,8 @@ from pretrax.data.corpus.files import nearest
 from pretrax.data.tokenizers.decoding import byte_letters
 from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, PROBES, Tokenizer
 from pretrax.errors import UserError, install_extra
-from pretrax.machine.json_file import read_settings
 from pretrax.storage import AnyPath, locate_local
+from pretrax.system.json_file import read_settings
 
 if TYPE_CHECKING:
     import tiktoken

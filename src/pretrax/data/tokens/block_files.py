@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from pretrax.errors import Report
-from pretrax.machine.atomic import new_file
-from pretrax.machine.cache import cache_directory
+from pretrax.system.atomic import new_file
+from pretrax.system.cache import cache_directory
 
 _SMALLEST = 1 << 16  # bytes; smaller reads are not kept
 _MARGIN = 2 << 30  # bytes that stay free on the disk

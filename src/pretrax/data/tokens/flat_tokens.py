@@ -20,9 +20,9 @@ from pretrax.data.tokens.block_files import BlockFiles
 from pretrax.data.tokens.token_array import TokenArray, damaged, unreadable
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import UserError
-from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.result import is_unfinished, result_at
+from pretrax.system.json_file import parse_json
 
 FORMAT, VERSION = 'flat-tokens', 2
 TOKENIZER_FILE = 'tokenizer.json'

@@ -20,9 +20,9 @@ from pretrax.data.tokens.flat_tokens import little_endian
 from pretrax.data.tokens.foreign_layout import GPT2_END_OF_TEXT, MEGATRON_MAGIC, IdType, Layout, megatron, nanogpt, pbin
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import Report, UserError
-from pretrax.machine.atomic import new_directory
-from pretrax.machine.cache import cache_directory
 from pretrax.storage import AnyPath, BucketPath
+from pretrax.system.atomic import new_directory
+from pretrax.system.cache import cache_directory
 
 GPT2_VOCABULARY = 50257
 FORMATS = 'a flat-tokens directory, nanoGPT .bin, Modalities .pbin, Megatron .bin/.idx, or seqax flat-tokens (zarr 2)'

@@ -14,7 +14,7 @@ import tensorstore as ts
 from pretrax.data.tokens.foreign_layout import Layout, Ranges
 from pretrax.data.tokens.token_array import refuse_large_chunks
 from pretrax.errors import UserError
-from pretrax.machine.json_file import parse_json
+from pretrax.system.json_file import parse_json
 
 _AT_ONCE = 1 << 20  # document starts
 _DELTA = {'id': 'delta', 'dtype': '<i8', 'astype': '<i8'}

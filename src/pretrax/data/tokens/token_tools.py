@@ -14,9 +14,9 @@ from pretrax.data.tokens.token_copy import Documents, TextBytes, output, read_do
 from pretrax.data.tokens.token_files import TokenFiles, is_flat_tokens, open_token_files
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import Report, UserError
-from pretrax.machine.atomic import new_directory, partial_path
-from pretrax.machine.cache import cache_directory
 from pretrax.storage import AnyPath, BucketPath
+from pretrax.system.atomic import new_directory, partial_path
+from pretrax.system.cache import cache_directory
 
 # Tokens that a shuffle keeps in memory; larger splits go through bucket files of about this size.
 BUCKET = 1 << 25

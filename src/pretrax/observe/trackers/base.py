@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from pretrax.errors import UserError, install_extra
-from pretrax.machine.atomic import write_file
+from pretrax.system.atomic import write_file
 
 
 class Line(NamedTuple):

@@ -17,11 +17,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from pretrax.machine.line_files import read_lines
 from pretrax.observe.attempts import FILE as ATTEMPTS
 from pretrax.observe.attempts import Attempt, attempts_of, is_event
 from pretrax.observe.samples import FILE as SAMPLES_FILE
 from pretrax.storage import AnyPath, BucketPath
+from pretrax.system.line_files import read_lines
 from pretrax.view.live.curves import MOST_KEYS, TIME, Curves
 from pretrax.view.live.follow import open_tail
 from pretrax.view.record.columns import Columns, parse_columns

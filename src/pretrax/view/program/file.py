@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from pretrax.errors import UserError, system_errors
-from pretrax.machine.gzip_file import gunzip
-from pretrax.scale.hlo import ENTRY
-from pretrax.scale.program import MESH, Program, parse_program
+from pretrax.hlo.parse import ENTRY
+from pretrax.hlo.program import MESH, Program, parse_program
 from pretrax.storage import AnyPath
 from pretrax.storage.whole_file import write_whole
+from pretrax.system.gzip_file import gunzip
 
 TEXT = 'program.hlo.txt.gz'
 _PICTURES, _TEXTS = ('.html', '.svg'), ('.txt', '.txt.gz', '.hlo', '.hlo.gz')

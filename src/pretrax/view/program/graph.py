@@ -5,9 +5,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
-from pretrax.scale.hlo import ENTRY, bytes_of
-from pretrax.scale.program import Operation, Program, plain_type
-from pretrax.scale.work import CONTROL, PLUMBING
+from pretrax.hlo.parse import ENTRY, bytes_of
+from pretrax.hlo.program import Operation, Program, plain_type
+from pretrax.hlo.work import CONTROL, PLUMBING
 
 # Operations that are left out. Edges pass through them.
 _PLUMBING = PLUMBING | {'opt-barrier', 'optimization-barrier', 'domain'}

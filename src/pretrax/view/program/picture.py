@@ -13,7 +13,7 @@ from typing import Any
 import quickjs
 from markupsafe import Markup
 
-from pretrax.scale.program import Operation, Program
+from pretrax.hlo.program import Operation, Program
 from pretrax.storage import AnyPath
 from pretrax.view.definitions import PROGRAM_FIGURES
 from pretrax.view.program.file import write

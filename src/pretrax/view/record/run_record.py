@@ -18,13 +18,13 @@ import numpy as np
 
 from pretrax.checkpoint.manifest import MANIFEST, place_of, steps_in
 from pretrax.errors import UserError, system_errors
-from pretrax.machine.json_file import parse_json
-from pretrax.machine.line_files import read_lines
 from pretrax.observe.attempts import Attempt, attempts_of, is_time, read_attempts
 from pretrax.observe.metrics import EVALUATIONS
 from pretrax.observe.samples import FILE as SAMPLES
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.parts import open_joined
+from pretrax.system.json_file import parse_json
+from pretrax.system.line_files import read_lines
 from pretrax.view.record.columns import Column, Columns, parse_columns
 from pretrax.view.record.settings import Setting, parse_settings, value_of
 from pretrax.view.record.state import RunState, state_of

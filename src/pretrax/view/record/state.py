@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from pretrax.machine.locks import holder_of
 from pretrax.observe.attempts import FAILED, FINISHED, LOST, RUNNING, STOPPED, Attempt, State
 from pretrax.storage import AnyPath, BucketPath, lease
+from pretrax.system.locks import holder_of
 from pretrax.view.record.columns import Columns
 
 SILENCE = 600.0  # seconds; a run in a bucket that has written nothing for longer is lost, whatever its lease says

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from pretrax.cost.scaling_laws import Point
 from pretrax.errors import UserError
-from pretrax.machine.json_file import parse_json
-from pretrax.scale.scaling_laws import Point
 from pretrax.storage import AnyPath
+from pretrax.system.json_file import parse_json
 from pretrax.view.record.run_record import RunRecord
 
 _LARGEST = 64 * 2**20  # bytes of a table

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrax.scale.scaling_laws import Fit, Point
+from pretrax.cost.scaling_laws import Fit, Point
 from pretrax.view.charts.chart import COLORS, number_text
 from pretrax.view.charts.picture import figure_bytes
 from pretrax.view.tables import text_table

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pretrax.config.show import value_text
-from pretrax.machine.atomic import write_file
+from pretrax.system.atomic import write_file
 from pretrax.view.charts.chart import COLORS
 from pretrax.view.charts.page import heading, in_script, plotly_script, shown
 from pretrax.view.tables import csv_table, markdown_table, text_table

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pretrax.errors import UserError, system_errors
-from pretrax.machine.gzip_file import gunzip
-from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath
+from pretrax.system.gzip_file import gunzip
+from pretrax.system.json_file import parse_json
 
 XPLANE, PERFETTO = '.xplane.pb', 'perfetto_trace.json.gz'
 _DERIVED = ('XLA Ops', 'XLA Modules', 'Steps', 'Framework', 'TensorFlow', 'Source', 'XLA TraceMe', 'Launch Stats')

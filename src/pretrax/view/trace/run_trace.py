@@ -7,13 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pretrax.cost.devices import lookup
 from pretrax.errors import UserError
-from pretrax.machine.json_file import parse_json
-from pretrax.scale.devices import lookup
-from pretrax.scale.hlo import KINDS
-from pretrax.scale.program import Operation, Program
-from pretrax.scale.work import CONTROL
+from pretrax.hlo.parse import KINDS
+from pretrax.hlo.program import Operation, Program
+from pretrax.hlo.work import CONTROL
 from pretrax.storage import AnyPath
+from pretrax.system.json_file import parse_json
 from pretrax.view.program.file import TEXT, read_program
 from pretrax.view.trace.device_time import (
     COMMUNICATION,

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pretrax.scale.program import Operation, Program
+from pretrax.hlo.program import Operation, Program
 from pretrax.storage import AnyPath
 
 By = Literal['scope', 'operation', 'source']
@@ -20,7 +20,7 @@ PHASES = (*_COMPUTING, 'communication', 'copies', 'loops and calls', 'other prog
 
 
 FORWARD_AND_BACKWARD = 'forward and backward'  # a sum of phases
-# Phases of `scale/roofline.py` that are not communication -> phases of a trace.
+# Phases of `cost/roofline.py` that are not communication -> phases of a trace.
 _PREDICTED = {
     'products of the layers': FORWARD_AND_BACKWARD,
     'attention': FORWARD_AND_BACKWARD,
@@ -99,7 +99,7 @@ class TracedSteps:
     gaps: tuple[TracedGap, ...]  # the longest gaps of one device, within steps
     memory: Mapping[str, Any]  # memory of a device when the trace began, as `steps.json` has it
     limits: Limits
-    predicted: Mapping[str, float]  # seconds by phase that `scale/roofline.py` predicts, hidden ones left out; {}: none
+    predicted: Mapping[str, float]  # seconds by phase that `cost/roofline.py` predicts, hidden ones left out; {}: none
     program: Program | None  # the program of the step; None: its text is missing
 
     @property

@@ -84,7 +84,7 @@ def summary(steps: TracedSteps) -> Iterator[str]:
 
 
 def phase_rows(steps: TracedSteps) -> list[list[str]]:
-    """The phases as text: time, share, the limit, and the prediction of `scale/roofline.py` where there is one."""
+    """The phases as text: time, share, the limit, and the prediction of `cost/roofline.py` where there is one."""
     phases = steps.phases()
     best = {phase: sum(row.best or 0.0 for row in steps.operations if row.phase == phase) for phase in phases}
     if FORWARD_AND_BACKWARD in steps.planned:  # predicted together

@@ -1,0 +1,401 @@
+"""`pretrax plan`: predicts the memory and time of a step from sizes, and searches for the fastest mesh, micro-batch and
+recomputation that fit. Only `--verify` compiles, and needs a plugin.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+from jax.sharding import AxisType
+
+from pretrax.amounts import size
+from pretrax.config import RunConfig, build, from_values, resolve_mesh, written_values
+from pretrax.config.batch import (
+    common_sequences,
+    micro_batch_size,
+    micro_batch_sizes,
+    sequence_shards,
+    sequences_per_device,
+)
+from pretrax.cost.exposed import exposed_by_default
+from pretrax.cost.memory import Memory, expected_memory
+from pretrax.cost.roofline import Prediction, predict
+from pretrax.cost.step_facts import StepFacts
+from pretrax.cost.topology import Topology
+from pretrax.errors import Report, UserError
+from pretrax.hlo.compiler_options import CompilerOption, Situation, by_reason, choose_options
+from pretrax.model.axes import AXES, along
+from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
+from pretrax.model.plan import choose_saved
+from pretrax.model.request import ModelRequest
+from pretrax.plan.step import compile_ahead
+from pretrax.run.setup import build_model, open_source
+
+BEST = 3  # candidates that are compiled to verify a plan
+MARGIN = 0.95  # share of the memory that a plan may fill, since the formula is not exact
+
+
+class Hardware(Protocol):
+    """Devices of a plan: a `Topology`, or the devices of this machine."""
+
+    @property
+    def platform(self) -> str: ...
+    @property
+    def memory(self) -> int: ...
+    @property
+    def n_devices(self) -> int: ...
+    @property
+    def slices(self) -> int: ...
+    @property
+    def topology(self) -> Topology: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One way to run a configuration.
+
+    Attributes:
+        mesh: size of each axis.
+        micro: sequences per device and pass.
+        save: what the backward pass keeps, as in `model.save`.
+    """
+
+    mesh: dict[str, int]
+    micro: int
+    save: Any
+    memory: Memory
+    prediction: Prediction
+
+    def values(self) -> dict[str, dict[str, Any]]:
+        """Its configuration values, by section."""
+        axes = {axis: n for axis, n in self.mesh.items() if n > 1 or axis == 'd'}
+        return {'mesh': axes, 'batch': {'micro': self.micro}, 'model': {'save': self.save}}
+
+    def written(self) -> str:
+        """Its key=value arguments for the command line."""
+        pairs = [f'{section}.{key}={value}' for section, keys in self.values().items() for key, value in keys.items()]
+        return ' '.join(pairs).replace("'", '').replace(': ', ':')
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The configuration itself (None if its mesh or batch is impossible, for the reason `why`), and the candidates that
+    fit.
+
+    Attributes:
+        options: compiler options that the configuration sets by itself.
+        by_default: its prediction without them; None: not known, or there are none.
+        in_halves: its prediction if layers run on two halves of the batch; None: impossible, or not better.
+        is_looped: its layers run in a loop on several GPUs, where unrolled ones are faster.
+    """
+
+    hardware: Hardware
+    now: Candidate | None
+    options: list[CompilerOption]
+    by_default: Prediction | None
+    in_halves: Prediction | None
+    is_looped: bool
+    why: str
+    found: list[Candidate]
+    tried: int
+    n_params: int
+
+
+class Planner:
+    """Predicts how a configuration runs on some hardware.
+
+    Raises:
+        UserError: the model has no architecture, or the configuration is impossible on any mesh.
+    """
+
+    def __init__(self, config: RunConfig, hardware: Hardware, say: Report):
+        self.config, self.hardware = config, hardware
+        self.size, self.rows = config.batch.largest, common_sequences(config.batch)
+        if len(config.batch.sizes) > 1:
+            say(f'batch: planned for the largest, {self.size.sequences} sequences x {self.size.sequence_length}')
+        self._source = open_source(config, say)
+        self._models: dict[tuple[int, ...], Any] = {}
+        whole = self._model(dict.fromkeys(AXES, 1))
+        if isinstance(whole, UserError):
+            raise whole
+        if whole.arch is None:
+            raise UserError(f'model.name={config.model.name} has no architecture, which a plan needs')
+        one = jax.make_mesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:1])
+        with jax.set_mesh(one):
+            weights = jax.eval_shape(whole.init, jax.random.key(0))
+        self.arch, self.n_stored_params = whole.arch, _size(weights)
+        self._moments = _moments(config, weights)
+
+    def as_configured(self) -> Candidate:
+        """The configuration itself.
+
+        Raises:
+            UserError: its mesh or batch is impossible.
+        """
+        mesh = resolve_mesh(self.config.mesh, self.hardware.n_devices, self.hardware.platform, self.hardware.slices)
+        problem = self._model(mesh)
+        if isinstance(problem, UserError):
+            raise problem
+        return self.candidate(mesh, micro_batch_size(self.size, mesh), self.save)
+
+    @property
+    def save(self) -> Any:
+        """The configured `model.save`."""
+        return getattr(self.config.model.options, 'save', 'all')
+
+    def options(self, mesh: Mapping[str, int]) -> list[CompilerOption]:
+        """The compiler options that a run sets on a mesh, besides those in the configuration."""
+        return [option for option in self._table(mesh) if option.name not in self.config.compiler.options]
+
+    def _table(self, mesh: Mapping[str, int]) -> list[CompilerOption]:
+        is_gpu = self.hardware.platform in ('cuda', 'gpu')
+        hardware = 'gpu' if is_gpu else self.hardware.topology.version
+        return choose_options(Situation(hardware, mesh, self.hardware.slices))
+
+    def is_looped(self, mesh: dict[str, int]) -> bool:
+        """Whether the program loops over layers on GPUs that share their weights."""
+        return self.hardware.platform in ('cuda', 'gpu') and mesh['d'] > 1 and not self._model(mesh).plan.unrolled
+
+    def in_halves(self, one: Candidate) -> Prediction | None:
+        """A candidate whose layers run on two halves of the batch; None: that is impossible, or hides nothing more."""
+        is_whole = self._model(one.mesh).plan.batch_parts == 1 and self.config.precision.matmul == 'compute'
+        if one.mesh['t'] == 1 or one.micro % 2 or self.arch.experts.n_experts or not is_whole:
+            return None
+        halves = self.candidate(one.mesh, one.micro, one.save, parts=2).prediction
+        return halves if halves.exposed < one.prediction.exposed else None
+
+    def candidate(
+        self, mesh: dict[str, int], micro: int, save: Any, by_default: bool = False, parts: int | None = None
+    ) -> Candidate:
+        """Predicts one candidate, whose mesh must be possible for the model.
+
+        Args:
+            mesh, micro, save: see `Candidate`.
+            by_default: without compiler options, as if the configuration removed them all.
+            parts: instead of `model.batch_parts`.
+        """
+        model = self._model(mesh)
+        saved = choose_saved(save, mesh, True)[0]
+        passes = sequences_per_device(self.size, mesh) // micro
+        schedule = self._schedule(mesh, passes, saved, model.plan.loss_chunks)
+        step = StepFacts(
+            mesh=mesh,
+            tokens=self.size.tokens // passes,
+            platform=self.hardware.platform,
+            compute='f32' if self.config.precision.compute == 'f32' else 'bf16',
+            moments=self._moments,
+            saved=saved,
+            unrolled=model.plan.unrolled,
+            passes=1 if schedule else passes,
+            rounds=schedule.rounds if schedule else 1,
+            micro_batches=passes if schedule else 1,
+            inputs=schedule.inputs if schedule else None,
+            loss_chunks=model.plan.loss_chunks,
+            batch_parts=math.gcd(parts or model.plan.batch_parts, micro),
+            reduction=self.config.precision.reduction,
+            context=model.plan.context,
+            teacher=model.teacher_arch,
+            kept_states=model.kept_states,
+        )
+        memory = expected_memory(self.arch, self.n_stored_params, step)
+        topology, given = self.hardware.topology, self.config.compiler.options
+        table = self._table(mesh)
+        by_default |= bool(table) and all(option.name in given and given[option.name] is None for option in table)
+        shares = exposed_by_default(topology.device) if by_default else None
+        prediction = predict(self.arch, self.n_stored_params, self.size.sequence_length, step, topology, shares)
+        return Candidate(mesh, micro, save, memory, prediction)
+
+    def _schedule(
+        self, mesh: dict[str, int], micro_batches: int, saved: Any, loss_chunks: int
+    ) -> PipelineSchedule | None:
+        if mesh['p'] == 1:
+            return None
+        options: Any = self.config.model.options
+        sizes = PipelineSchedule(mesh['p'], options.pipeline.rounds, micro_batches)
+        tokens = self.size.sequence_length // along('c t', mesh) // loss_chunks
+        return choose_schedule(options.pipeline.schedule, sizes, self.arch, saved, tokens)[0]
+
+    def search(self, saves: Sequence[Any] = ('all', 'none'), only: Mapping[str, int] | None = None) -> list[Candidate]:
+        """Candidates of every mesh that has the sizes in `only`, with every micro-batch and each of `saves`."""
+        found = []
+        for mesh in _meshes(self.hardware, self.arch, self.rows):
+            if any(mesh[axis] != n for axis, n in (only or {}).items()) or isinstance(self._model(mesh), UserError):
+                continue
+            micros = micro_batch_sizes(self.rows // sequence_shards(mesh), mesh['p'])
+            found += [self.candidate(mesh, micro, save) for micro in micros for save in saves]
+        return found
+
+    def fitting(self, every: list[Candidate]) -> list[Candidate]:
+        """The candidates that fit, fastest first."""
+        fits = [one for one in every if one.memory.total <= MARGIN * self.hardware.memory]
+        return sorted(fits, key=lambda one: one.prediction.seconds)
+
+    def _model(self, mesh: dict[str, int]) -> Any:
+        """The model on a mesh, or the reason why it is impossible."""
+        key = tuple(mesh.values())
+        if key not in self._models:
+            try:
+                request = ModelRequest(
+                    vocab_size=self._source.vocab_size,
+                    sequence_length=self.size.sequence_length,
+                    dtype=jax.numpy.bfloat16,
+                    platform=self.hardware.platform,
+                    mesh=mesh,
+                    largest_token=self._source.largest_token,
+                    slices=self.hardware.slices,
+                    documents_per_row=self._source.documents_per_row,
+                    micro_batches=mesh['p'],
+                    host_memory=True,
+                )
+                self._models[key] = build_model(self.config, request)
+            except UserError as error:
+                self._models[key] = error
+        return self._models[key]
+
+
+def make_plan(config: RunConfig, hardware: Hardware, say: Report) -> Plan:
+    """Predicts a run on some hardware, and searches for faster candidates.
+
+    Raises:
+        UserError: the model has no architecture, or the configuration is impossible on any mesh.
+    """
+    planner = Planner(config, hardware, say)
+    now, why, options, by_default, in_halves, is_looped = None, '', [], None, None, False
+    try:
+        now = planner.as_configured()
+        options = planner.options(now.mesh)
+        is_looped, in_halves = planner.is_looped(now.mesh), planner.in_halves(now)
+        if options and exposed_by_default(hardware.topology.device):
+            by_default = planner.candidate(now.mesh, now.micro, now.save, by_default=True).prediction
+    except UserError as error:
+        why = str(error).splitlines()[0]
+    every = planner.search()
+    fits = planner.fitting(every)
+    return Plan(
+        hardware,
+        now,
+        options,
+        by_default,
+        in_halves,
+        is_looped,
+        why,
+        fits,
+        len(every),
+        planner.n_stored_params - planner.arch.n_padding_params,
+    )
+
+
+def _moments(config: RunConfig, weights: Any) -> float:
+    """Values of optimizer state, and of a moving average, per parameter, if no weight is frozen."""
+    state = jax.eval_shape(build('optimizer', config.optimizer).init, weights)
+    average = config.optimizer.ema_decay is not None
+    return _size(state) / _size(weights) + average
+
+
+def _size(tree: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def _meshes(hardware: Hardware, arch: Any, rows: int) -> Iterator[dict[str, int]]:
+    """Meshes to try: powers of two, slices along r, tensor parallelism inside a node or along one side of a slice."""
+    n = hardware.n_devices // hardware.slices
+    widest = min(n, 8 if hardware.platform in ('cuda', 'gpu') else 16)
+    powers = [2**i for i in range(int(math.log2(max(1, n))) + 1)]
+    for t, e, p in itertools.product(powers, powers, powers):
+        if t > widest or (e > 1 and not arch.experts.n_experts) or n % (t * e * p) or p > 16:
+            continue
+        d = n // (t * e * p)
+        mesh = {'r': hardware.slices, 'd': d, 'e': e, 'c': 1, 't': t, 'p': p}
+        if rows % sequence_shards(mesh) == 0:
+            yield mesh
+
+
+def report(plan: Plan, shown: int = 5) -> list[str]:
+    """The output of `pretrax plan`."""
+    hardware = plan.hardware
+    lines = [
+        f'{hardware}: {hardware.n_devices} x {hardware.topology.device.name}, {size(hardware.memory)} and '
+        f'{hardware.topology.device.bf16 / 1e12:,.4g} TFLOP/s each; {plan.n_params:,} parameters',
+        '',
+    ]
+    if plan.now is None:
+        lines.append(f'as configured: impossible: {plan.why}')
+    else:
+        fits = plan.now.memory.total <= hardware.memory
+        lines += [f'as configured ({plan.now.written()}):', *_details(plan.now, fits), *_options(plan)]
+    lines += [
+        '',
+        f'{len(plan.found)} of {plan.tried} candidates fit; the fastest:'
+        if plan.found
+        else f'none of {plan.tried} candidates fits',
+    ]
+    lines += [f'    {"step":>8}{"MFU":>7}{"memory":>10}  limited by  change' for _ in plan.found[:1]]
+    for one in plan.found[:shown]:
+        seconds = one.prediction.seconds
+        lines.append(
+            f'    {seconds:7.3g}s{one.prediction.mfu:7.1%}{size(one.memory.total):>10}  {one.prediction.bound:<10}  '
+            f'{one.written()}'
+        )
+    if not plan.found:
+        lines.append(
+            '    use more devices (--topology, --slices), a smaller batch.sequence_length, or optimizer.name=lion'
+        )
+    return lines
+
+
+def _details(one: Candidate, fits: bool) -> Iterator[str]:
+    yield f'    memory: {one.memory} -> {"fits" if fits else "DOES NOT FIT"}'
+    for phase in one.prediction.phases:
+        hidden = '' if phase.exposed >= phase.seconds else f', {phase.exposed:.3g} s not overlapped'
+        yield f'    {phase.name:<32}{phase.seconds:>9.3g} s  {phase.bound}{hidden}'
+    yield f'    step {one.prediction.seconds:.3g} s, MFU {one.prediction.mfu:.1%}, limited by {one.prediction.bound}'
+
+
+def _options(plan: Plan) -> Iterator[str]:
+    """The compiler options, and what they change."""
+    for group in by_reason(plan.options):
+        yield f'    compiler options: {group[0].reason}'
+        yield from (f'        {option}' for option in group)
+    if plan.by_default and plan.now:
+        now, other = plan.now.prediction, plan.by_default
+        yield (
+            f'    with these options, {now.exposed:.3g} s of communication are not overlapped; with the defaults of '
+            'XLA, '
+            f'{other.exposed:.3g} s, and the step takes {other.seconds:.3g} s'
+        )
+    if plan.in_halves:
+        yield (
+            f'    model.batch_parts=2: {plan.in_halves.exposed:.3g} s of communication are not overlapped, and the '
+            'step takes '
+            f'{plan.in_halves.seconds:.3g} s'
+        )
+    if plan.is_looped:
+        yield '    model.layers=unroll: 2 to 4 % faster in compiled steps on GPUs, and compiles longer'
+
+
+def verified(config: RunConfig, topology: Topology, plan: Plan) -> Iterator[str]:
+    """Compiles the best candidates. A line for each compares the compiler's memory with the predicted one.
+
+    Raises:
+        UserError: the plugin that compiles for the topology is not installed.
+    """
+    if not plan.found:
+        yield 'nothing to verify: no candidate fits'
+        return
+    yield f'compiled{"":<16}{"predicted":>10}  error  change'
+    for one in plan.found[:BEST]:
+        planned = compile_ahead(having(config, one), topology, lambda text: None)
+        error = one.memory.total / planned.needed - 1
+        fits = 'fits' if planned.fits else 'DOES NOT FIT'
+        yield f'{size(planned.needed):>8}, {fits:<14}{size(one.memory.total):>10}  {error:+5.0%}  {one.written()}'
+
+
+def having(config: RunConfig, candidate: Candidate) -> RunConfig:
+    """The configuration with the values of a candidate."""
+    values = written_values(config)
+    chosen = candidate.values()
+    sections = {section: values[section] | chosen[section] for section in ('batch', 'model')}
+    return from_values(values | sections | {'mesh': chosen['mesh']})

@@ -1,0 +1,150 @@
+"""Predicted times against sums done by hand, and against what was published."""
+
+import math
+
+import pytest
+
+from decoders import gpt
+from pretrax.cost.devices import lookup
+from pretrax.cost.roofline import REACH_GPU, predict
+from pretrax.cost.step_facts import StepFacts
+from pretrax.cost.topology import parse_topology
+
+H100 = lookup('NVIDIA H100 80GB HBM3')
+# 10 layers of 12 M^2 parameters
+ARCH = gpt(n_layers=10, d_model=4096, n_heads=32, n_kv_heads=32, d_head=128, d_ff=16384, vocab_size=0)
+N_PARAMS = 10 * 12 * 4096**2
+
+
+def predicted(tokens, passes=1, mesh=None, arch=ARCH, length=0, n_params=N_PARAMS, **step):
+    """The prediction for a batch of `tokens` on H100, eight in a node; of length 0, attention takes no time."""
+    n = math.prod((mesh or {}).values())
+    hardware = parse_topology(f'h100x{min(n, 8)}', max(1, n // 8))
+    return predict(arch, n_params, length, StepFacts(mesh or {}, tokens // passes, passes=passes, **step), hardware)
+
+
+def phase(prediction, name):
+    return next(phase for phase in prediction.phases if phase.name.startswith(name))
+
+
+def test_a_teacher_takes_two_flops_per_parameter_and_token_and_counts_in_mfu():
+    """It has half the layers, in bf16; over d its weights are gathered once, and not scattered."""
+    tokens, half = 2**17, ARCH.replace({'n_layers': 5})
+    alone, taught = (predicted(tokens, mesh={'d': 4}, teacher=teacher) for teacher in (None, half))
+    flops = 2 * 5 * 12 * 4096**2 * tokens / 4
+    norms = (phase(predicted(tokens, mesh={'d': 4}, arch=half), 'norms').seconds) / 3
+    assert phase(taught, 'teacher').seconds == pytest.approx(flops / (989.4e12 * REACH_GPU.products) + norms)
+    of_student = phase(alone, 'weights and gradients over d').seconds  # gathers twice in bf16, sums in f32
+    assert phase(taught, 'weights of the teacher').seconds == pytest.approx(of_student / 8, rel=0.01)
+    used = (6 + 2 / 2) * N_PARAMS * tokens
+    assert taught.mfu == pytest.approx(used / (989.4e12 * 4 * taught.seconds))
+
+
+def test_products_take_six_flops_per_parameter_and_token_and_eight_if_computed_again():
+    """The last product of a layer, a third of the parameters here, is not needed again."""
+    tokens = 2**17
+    plain, again = (predicted(tokens, saved=saved) for saved in (None, {}))
+    seconds = 6 * 10 * 12 * 4096**2 * tokens / (989.4e12 * REACH_GPU.products)
+    assert phase(plain, 'products').seconds == pytest.approx(seconds)
+    assert phase(again, 'products').seconds == pytest.approx(seconds * (6 + 2 * 2 / 3) / 6)
+    assert plain.mfu == pytest.approx(6 * N_PARAMS * tokens / (989.4e12 * plain.seconds))
+
+
+def test_a_loss_in_chunks_computes_the_unembedding_once_more():
+    tokens = 2**16
+    arch = ARCH.replace({'vocab_size': 32_000, 'padded_vocab_size': 32_000})
+    whole, parts = (predicted(tokens, arch=arch, loss_chunks=chunks) for chunks in (1, 8))
+    product = 2 * arch.vocab_size * arch.d_model * tokens / (H100.peak('bf16') * REACH_GPU.products)
+    logits = 2 * arch.vocab_size * tokens / (H100.bandwidth * REACH_GPU.memory)
+    assert phase(parts, 'head').seconds - phase(whole, 'head').seconds == pytest.approx(product + logits)
+
+
+def test_weights_over_d_are_mostly_hidden_until_they_take_longer_than_the_layers():
+    """Two gathers of 4 GB of bf16 weights and a sum of 8 GB of f32 gradients, 7/8 of them from others, at 450 GB/s."""
+    expected = (2 * 2 + 4) * N_PARAMS * 7 / 8 / 450e9
+    many, few = (predicted(tokens, mesh={'d': 8}) for tokens in (2**20, 2**12))
+    for prediction in (many, few):
+        assert phase(prediction, 'weights').seconds == pytest.approx(expected)
+        assert prediction.communication == pytest.approx(expected)
+    assert 0 < many.exposed < 0.1 * expected
+    assert few.exposed == pytest.approx(expected - sum(phase(few, name).seconds for name in ('products', 'norms')))
+    assert few.bound == 'd'
+
+
+def test_tables_are_gathered_once_per_pass_and_the_first_gather_waits():
+    arch = ARCH.replace({'vocab_size': 128_000, 'padded_vocab_size': 128_000, 'embedding.tied': False})
+    entries = 2 * 128_000 * 4096
+    prediction = predicted(2**20, mesh={'d': 8}, arch=arch, n_params=N_PARAMS + entries)
+    without = predicted(2**20, mesh={'d': 8})
+    assert prediction.communication - without.communication == pytest.approx((2 + 4) * entries * 7 / 8 / 450e9)
+    assert prediction.exposed - without.exposed > 2 * entries / 2 * 7 / 8 / 450e9
+
+
+def test_replicas_sum_gradients_once_over_the_slow_network():
+    one = predicted(2**20, 4, {'r': 2, 'd': 8})
+    assert phase(one, 'gradients over r').seconds == pytest.approx(2 * 4 * N_PARAMS / 8 / 2 / 50e9)
+    narrow = predicted(2**20, 4, {'r': 2, 'd': 8}, reduction='bf16')
+    assert phase(narrow, 'gradients over r').seconds == phase(one, 'gradients over r').seconds / 2
+    assert phase(narrow, 'weights and gradients over d') == phase(one, 'weights and gradients over d')
+    both = predicted(2**20, 4, {'r': 2, 'd': 8}, reduction='bf16_r_d')
+    assert phase(both, 'gradients over r') == phase(narrow, 'gradients over r')
+    over_d = [phase(one, 'weights and gradients over d').seconds for one in (one, both)]
+    assert over_d[1] / over_d[0] == pytest.approx((2 * 2 + 2) / (2 * 2 + 4))  # gathered twice in bf16, scattered once
+
+
+def test_every_axis_that_replicates_weights_sums_their_gradients():
+    for axis in 'ce':
+        prediction = predicted(2**20, mesh={axis: 2})
+        assert phase(prediction, f'gradients over {axis}').seconds == pytest.approx(2 * 4 * N_PARAMS / 2 / 450e9)
+
+
+def test_sums_of_gradients_wait_on_tpus_that_do_not_hide_them():
+    """v4 all-reduces them, which sends them twice; v5p scatters them on its SparseCores while it computes."""
+    v4, v5p = (
+        predict(ARCH, N_PARAMS, 0, StepFacts({'d': 64}, 2**20), topology)
+        for topology in map(parse_topology, ('v4:4x4x4', 'v5p:4x4x4'))
+    )
+    sums = 2 * 4 * N_PARAMS * 63 / 64 / (3 * 2 * 4.5e10)
+    assert v4.exposed == pytest.approx(sums, rel=0.05)
+    assert v5p.exposed < 0.15 * v5p.communication
+
+
+def test_the_bubble_is_p_minus_one_over_the_passes():
+    prediction = predicted(2**16, mesh={'p': 4}, micro_batches=12)  # 12 times 2**16 tokens
+    busy = prediction.seconds - prediction.exposed - phase(prediction, 'pipeline').seconds
+    assert phase(prediction, 'pipeline').seconds == pytest.approx(busy * 3 / 12)
+
+
+def test_attention_counts_two_products_forward_and_five_backward():
+    some = predicted(2**17, length=2048)
+    flops = 2 * 2 * 1024 * 4096 * 2**17 * 10  # scores and values, forward, over all layers
+    assert phase(some, 'attention').seconds == pytest.approx(3.5 * flops / (989.4e12 * REACH_GPU.attention))
+
+
+def test_activations_over_t_are_ten_arrays_per_layer_and_eleven_if_recomputed():
+    """Forward two gathers and two scatters, backward the same and two gathers; the ends four.
+    2 bytes, 7/8 at 450 GB/s.
+    """
+    tokens = 2**17
+    for saved, arrays in ((None, 10 * 10 + 4), ({}, 11 * 10 + 4)):
+        seconds = phase(predicted(tokens, mesh={'t': 8}, saved=saved), 'activations').seconds
+        assert seconds == pytest.approx(arrays * 2 * tokens * 4096 * 7 / 8 / 450e9)
+
+
+def test_a_stage_communicates_in_turns_of_the_bubble_too():
+    """12 passes of 4 stages take 15 turns."""
+    plain, staged = (
+        phase(predicted(2**16, mesh={'t': 2, 'p': p}, micro_batches=12), 'activations over t').seconds for p in (1, 4)
+    )
+    hidden = 2 * 12 * 2**16 * 4096
+    assert plain == pytest.approx((10 * 10 + 4) * hidden / 2 / 450e9)
+    assert staged == pytest.approx((15 / 12 * 10 * 10 / 4 + 4) * hidden / 2 / 450e9)
+
+
+def test_attention_runs_forward_again_unless_its_result_is_kept():
+    plain, kept, dots = (
+        phase(predicted(2**17, length=2048, saved=saved), 'attention').seconds
+        for saved in (None, {'q': 'keep', 'attention': 'keep'}, {'q': 'keep', 'up': 'keep'})
+    )
+    assert kept == plain
+    assert dots == pytest.approx(plain * 4.5 / 3.5)
