@@ -10,7 +10,7 @@ from pretrax.errors import UserError
 from pretrax.evaluate.language_model import LanguageModel
 from pretrax.evaluate.results import TASKS, run_tasks
 from pretrax.evaluate.task import Settings, Task, choose
-from pretrax.run import evaluate
+from pretrax.run import validation
 from runs import Quiet, lines_of
 
 
@@ -41,7 +41,7 @@ def test_tasks_are_metrics_and_a_failing_one_stops_nothing(small, monkeypatch):
     def fails(settings):
         raise RuntimeError('nothing works')
 
-    monkeypatch.setattr(evaluate, 'TASKS', {**TASKS, 'bad': Task('bad', '', fails)})
+    monkeypatch.setattr(validation, 'TASKS', {**TASKS, 'bad': Task('bad', '', fails)})
     small['eval'] = {'every': 4, 'batches': 1, 'tasks': ['bad', 'copying', 'cloze'], 'tasks_every': 3, 'tasks_limit': 2}
     progress = Quiet()
     result = pretrain(config_from_values(small), progress=progress)
