@@ -24,7 +24,7 @@ def test_the_interval_is_that_of_students_t():
 
 def test_options_that_seeds_cannot_pass_on_are_refused(tmp_path):
     with pytest.raises(UserError, match='take no --dry-run'):
-        train_seeds(str(write_run(tmp_path)), [], 2, dry_run=True, compiled=None)
+        train_seeds(str(write_run(tmp_path)), [], 2, ['--dry-run'])
 
 
 @pytest.mark.slow

@@ -6,10 +6,18 @@ from collections.abc import Callable, Mapping
 from pretrax.cli._output import next_command
 from pretrax.config import RunConfig, printable_override, shown_samples
 from pretrax.config.batch import common_sequences
-from pretrax.errors import UserError
+from pretrax.errors import Report, UserError
 from pretrax.infer.sample import check_can_sample, most_new_tokens, sample
 from pretrax.run.loop import Result
+from pretrax.run.watch import exit_code
 from pretrax.storage.working_directory import working_directory
+
+
+def conclude(result: Result, arguments: list[str], say: Report) -> int:
+    """Prints the summary of a run. Returns the exit code of the process."""
+    for line in summary(result, arguments):
+        say(line)
+    return exit_code(result.stopped)
 
 
 def summary(result: Result, arguments: list[str]) -> list[str]:

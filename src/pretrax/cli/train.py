@@ -23,16 +23,15 @@ def train(options: Options) -> int:
     if options.seeds:
         from pretrax.experiments.seeds import train_seeds
 
-        others = {'allow_changes': changes, 'compiled': options.compiled, 'dry_run': options.dry_run}
-        return train_seeds(options.config, options.overrides, options.seeds, **others)
+        refused = options.flags('allow_changes', 'compiled', 'dry_run')
+        return train_seeds(options.config, options.overrides, options.seeds, refused)
     loaded = options.load()  # before the slow import of JAX: report mistakes at once
-    from pretrax.cli._summary import summary
+    from pretrax.cli._summary import conclude
     from pretrax.observe.progress import Progress
     from pretrax.plan.auto import settled
     from pretrax.plan.saved import opened
     from pretrax.run.dry_run import dry_run
     from pretrax.run.loop import train as run_training
-    from pretrax.run.watch import exit_code
 
     loaded, progress = settled(loaded, print), Progress()
     step = opened(options.compiled, loaded) if options.compiled else None
@@ -40,6 +39,4 @@ def train(options: Options) -> int:
         dry_run(loaded, allow_changes=changes, saved=step, verbose=verbose)
         return 0
     result = run_training(loaded, allow_changes=changes, progress=progress, compiled=step, verbose=verbose)
-    for line in summary(result, sys.argv[1:]):
-        progress.message(line)
-    return exit_code(result.stopped)
+    return conclude(result, sys.argv[1:], progress.message)

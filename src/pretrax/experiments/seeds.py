@@ -4,7 +4,6 @@ import functools
 import pathlib
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 from pretrax.config import RunConfig, load
 from pretrax.errors import UserError
@@ -15,13 +14,13 @@ from pretrax.view.compare.seeds import mean_metrics, summary_text
 from pretrax.view.record.run_record import read_run
 
 
-def train_seeds(config: str, overrides: Sequence[str], seeds: int, **others: Any) -> int:
-    """Trains with seeds from `seed` on, in RUN_DIR-seed-S; their mean is in RUN_DIR-seeds. `others` have to be off.
+def train_seeds(config: str, overrides: Sequence[str], seeds: int, refused: Sequence[str] = ()) -> int:
+    """Trains with seeds from `seed` on, in RUN_DIR-seed-S; their mean is in RUN_DIR-seeds.
 
-    Returns 1 if a run has failed, else 0.
+    Returns 1 if a run has failed, else 0. Raises UserError if there are `refused` options.
     """
-    if given := [f'--{name.replace("_", "-")}' for name, value in others.items() if value]:
-        raise UserError(f'--seeds starts processes of its own, which take no {" and no ".join(given)}\nleave one out')
+    if refused:
+        raise UserError(f'--seeds starts processes of its own, which take no {" and no ".join(refused)}\nleave one out')
     loaded = load(config, overrides)
     if not isinstance(loaded.run_dir, pathlib.Path):
         raise UserError(f'run_dir={loaded.run_dir}: --seeds needs a directory on a disk')

@@ -30,7 +30,6 @@ from pretrax.storage.working_directory import working_directory
 from pretrax.system.locks import holder_of
 
 
-@exiting_on_error
 def dry_run(
     config: RunConfig,
     *,
@@ -40,26 +39,27 @@ def dry_run(
     saved: LoadStep | None = None,
 ) -> None:
     """Reports what `train` would do with these arguments, up to its first step. Raises UserError if `train` would."""
-    join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
-    local = working_directory(config.run_dir)
-    if (holder := holder_of(local)) is not None:
-        raise being_trained(config.run_dir, holder)
-    if isinstance(config.run_dir, BucketPath):
-        _check_bucket(config.run_dir, report)
-    parent = _check_writable(config, local)
-    trackers = check_trackers(config.log.trackers())
-    if trackers:
-        report(f'trackers: {" and ".join(trackers)} would be started')
-    check_unchanged(config, allow_changes, report)
-    with tempfile.TemporaryDirectory(prefix='pretrax-dry-run-') as scratch:
-        elsewhere = pathlib.Path(scratch)
-        _link_data(local / 'data', elsewhere / 'data')
-        moved = config.model_copy(update={'run_dir': elsewhere})
-        run, _ = prepare_and_report(moved, lambda text: report(text.replace(scratch, '...')), verbose)
-        if any(path.is_file() and not path.is_symlink() for path in (elsewhere / 'data').rglob('*')):
-            _check_directory(local, local / 'data')
-        with jax.set_mesh(run.mesh):
-            _start(config, run, allow_changes, report, saved, parent)
+    with exiting_on_error(config.faults.heartbeat_seconds):
+        join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
+        local = working_directory(config.run_dir)
+        if (holder := holder_of(local)) is not None:
+            raise being_trained(config.run_dir, holder)
+        if isinstance(config.run_dir, BucketPath):
+            _check_bucket(config.run_dir, report)
+        parent = _check_writable(config, local)
+        trackers = check_trackers(config.log.trackers())
+        if trackers:
+            report(f'trackers: {" and ".join(trackers)} would be started')
+        check_unchanged(config, allow_changes, report)
+        with tempfile.TemporaryDirectory(prefix='pretrax-dry-run-') as scratch:
+            elsewhere = pathlib.Path(scratch)
+            _link_data(local / 'data', elsewhere / 'data')
+            moved = config.model_copy(update={'run_dir': elsewhere})
+            run, _ = prepare_and_report(moved, lambda text: report(text.replace(scratch, '...')), verbose)
+            if any(path.is_file() and not path.is_symlink() for path in (elsewhere / 'data').rglob('*')):
+                _check_directory(local, local / 'data')
+            with jax.set_mesh(run.mesh):
+                _start(config, run, allow_changes, report, saved, parent)
 
 
 def _start(

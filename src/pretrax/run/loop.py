@@ -11,17 +11,12 @@ import math
 from collections.abc import Callable
 
 from pretrax.config import RunConfig
-from pretrax.infer.sample import sample
-from pretrax.observe.profile import profiled
 from pretrax.observe.progress import Progress
 from pretrax.run.compiled_step import LoadStep, Step, compile_step
-from pretrax.run.processes import exiting_on_error
 from pretrax.run.rollback import roll_back
 from pretrax.run.saving import save, wait_until_saved
 from pretrax.run.session import Session, open_session
 from pretrax.run.setup import Run
-from pretrax.run.validation import Evaluation
-from pretrax.run.watch import Watchdog
 from pretrax.train.step import TrainState
 
 
@@ -36,7 +31,6 @@ class Result:
     stopped: str | None  # why the run stopped early; None: all steps are done
 
 
-@exiting_on_error
 def train(
     config: RunConfig,
     *,
@@ -73,21 +67,18 @@ class _Loop:
     """The loop over steps, with evaluations, samples, checkpoints and rollbacks between them."""
 
     def __init__(self, session: Session):
-        self.run, self.state = session.run, session.start.state
-        self.directory, self.checkpoints = session.directory, session.checkpoints
+        self.session, self.run, self.state = session, session.run, session.start.state
+        self.checkpoints, self.watchdog, self.evaluation = session.checkpoints, session.watchdog, session.evaluation
         self.metrics, self.requests, self.report = session.metrics, session.requests, session.report
         self.rollbacks: int = session.start.description.get('rollbacks', 0)
         self.validation: dict[str, float] = {}
-        self.evaluation = Evaluation.create(self.run, self.report)
-        self.watchdog = Watchdog(self.directory.local, self.run.faults, self.report)
 
     def run_steps(self, load: LoadStep | None) -> None:
         """Compiles the step, and trains until the last step or a request to stop."""
         self._compile(int(self.state.step), load)
         self.requests.begin()
-        log, directory = self.run.log, self.directory.local
         step: Step = lambda state, batch: self.compiled(state, batch)  # noqa: E731 - compiled again for larger batches
-        with self.watchdog, profiled(step, log, directory, self.report, self.metrics) as traced:
+        with self.watchdog, self.session.traced(step) as traced:
             while not self._train(traced):
                 self._roll_back()
             wait_until_saved(self.checkpoints, int(self.state.step), self.report)
@@ -113,7 +104,7 @@ class _Loop:
                 self.metrics.read()  # those of the step before, while the device computes this one
                 self.metrics.wait_for(number, metrics)
                 self.watchdog.alive(step=True)
-                self.directory.check()
+                self.session.directory.check()
                 if self.metrics.skipped_in_a_row >= most_skipped:
                     return False
                 stop = self.requests.stop(number)
@@ -150,8 +141,7 @@ class _Loop:
         self.metrics.write(self.validation)
 
     def _sample(self, number: int) -> None:
-        model, tokenizer = self.run.recipe.model, self.run.source.tokenizer
-        self.metrics.show(number, sample(model, self.state.weights, tokenizer, self.run.sample))
+        self.metrics.sample(number, self.state.weights)
 
     def _save(self, number: int) -> None:
         self.metrics.flush()
@@ -166,7 +156,7 @@ class _Loop:
     def _roll_back(self) -> None:
         """Returns to the last good checkpoint and skips the data since. Raises UserError after too many rollbacks."""
         skipped = self.metrics.skipped_in_a_row
-        start = roll_back(self.run, self.state, skipped, self.rollbacks, self.checkpoints, self.report)
+        start = roll_back(self.session, self.state, skipped, self.rollbacks)
         self.rollbacks, self.state = self.rollbacks + 1, start.state
         self.metrics.rewind(start)
         self.watchdog.alive()

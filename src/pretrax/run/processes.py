@@ -5,17 +5,17 @@ whatever Python is doing there. This module turns that abort into stacks, an exp
 Starting and restarting processes is the task of `pretrax.launch`.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import faulthandler
-import functools
 import os
 import re
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -230,23 +230,18 @@ def _end_well_when_aborted(run_dir: AnyPath, index: int, heartbeat: int, hosts: 
     faulthandler.enable(stacks)
 
 
-def exiting_on_error[**P, R](train: Callable[P, R]) -> Callable[P, R]:
-    """Ends one of several processes at once if `train`, whose first argument is the configuration, raises an exception.
+@contextlib.contextmanager
+def exiting_on_error(heartbeat_seconds: int) -> Iterator[None]:
+    """Ends one of several processes at once if the block raises an exception.
 
     Otherwise Python would wait in JAX's shutdown for the other processes, which wait for this one in a step.
     """
-
-    @functools.wraps(train)
-    def ending(*arguments: P.args, **named: P.kwargs) -> R:
-        try:
-            return train(*arguments, **named)
-        except BaseException as error:
-            if not jax.distributed.is_initialized() or jax.process_count() == 1:
-                raise
-            config: Any = arguments[0]
-            _end(error, config.faults.heartbeat_seconds)
-
-    return ending
+    try:
+        yield
+    except BaseException as error:
+        if not jax.distributed.is_initialized() or jax.process_count() == 1:
+            raise
+        _end(error, heartbeat_seconds)
 
 
 def _end(error: BaseException, heartbeat: int) -> NoReturn:

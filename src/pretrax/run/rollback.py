@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrax.checkpoint import Checkpoints, SaveError, restore_newest
-from pretrax.errors import Report, UserError
+from pretrax.checkpoint import SaveError, restore_newest
+from pretrax.errors import UserError
 from pretrax.model.loss import means
 from pretrax.run.seen_batch import show_batch
+from pretrax.run.session import Session
 from pretrax.run.setup import Run
 from pretrax.run.start import Start, initial_state
 from pretrax.storage.working_directory import working_directory
@@ -19,14 +20,13 @@ from pretrax.train.step import TrainState, make_gradients, step_keys
 REPORT = 'failure.txt'
 
 
-def roll_back(
-    run: Run, state: TrainState, skipped: int, rollbacks: int, checkpoints: Checkpoints, report: Report
-) -> Start:
+def roll_back(session: Session, state: TrainState, skipped: int, rollbacks: int) -> Start:
     """Restores the last good checkpoint and removes later ones; the next batch is the one that follows `state`.
 
     Raises:
         UserError: there were `faults.rollbacks` rollbacks before; or no good checkpoint is readable.
     """
+    run, checkpoints, report = session.run, session.checkpoints, session.report
     if rollbacks >= run.faults.rollbacks:
         raise failure(run, state, skipped, rollbacks)
     try:

@@ -10,6 +10,7 @@ import jax
 
 from pretrax.config import shown_samples
 from pretrax.errors import Report
+from pretrax.infer.sample import sample
 from pretrax.model.loss import Batch
 from pretrax.observe.device_memory import memory_in_use
 from pretrax.observe.progress import Progress
@@ -28,7 +29,7 @@ from pretrax.run.straggler import Straggler
 from pretrax.run.validation import bits_per_byte
 from pretrax.run.watch import Requests
 from pretrax.train.skipping import without_empty_means
-from pretrax.train.step import TrainState
+from pretrax.train.step import TrainState, Weights
 
 _EXCESSES = 3  # lines in a row: one of a few steps that had ended already says nothing about the peak
 
@@ -150,6 +151,11 @@ class StepMetrics:
             **self.clock.description(),
             **self._noise.description(),
         }
+
+    def sample(self, number: int, weights: Weights) -> None:
+        """Shows and writes text that the model writes after a step, one for each prompt."""
+        model, tokenizer = self._run.recipe.model, self._run.source.tokenizer
+        self.show(number, sample(model, weights, tokenizer, self._run.sample))
 
     def show(self, number: int, texts: list[str]) -> None:
         """Shows and writes samples of a step, one for each prompt."""
