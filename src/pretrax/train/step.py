@@ -4,20 +4,19 @@ The gradient is computed per device with explicit communication (`typed_shard_ma
 under `jit`, so that norms are global.
 """
 
-import functools
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import DTypeLike
 
 from pretrax.model.axes import TOKENS
 from pretrax.model.base import AutomaticModel, Model
 from pretrax.model.loss import Batch, LossTerms, means, nonzero
-from pretrax.shardlib import axis_size, check, defer_reduction, f32, key, psum, scope, typed_shard_map, zero_gradient
+from pretrax.shardlib import check, f32, key, psum, scope, typed_shard_map
+from pretrax.train.accumulation import defer_replicas, reduce_replicas, sum_micro_batches, survey_step
 from pretrax.train.average import Optimizer, gradient_point, next_average, next_weights
 from pretrax.train.groups import Group, adjusted, settings_of, stop_frozen, trained
 from pretrax.train.host_memory import on_device, to_host
@@ -148,7 +147,7 @@ def make_gradients(model: Model, accumulation: int, settings: Any = None) -> Gra
         counts = {name: psum(TOKENS, count) for name, count in model.denominators(batch).items()}
         divisors = {name: nonzero(count) for name, count in counts.items()}
         scale = 1.0 if loss_scale is None else loss_scale
-        deferred = _defer_replicas(weights, model.plan.reduced_by_layer and accumulation == 1)
+        deferred = defer_replicas(weights, model.plan.reduced_by_layer and accumulation == 1)
 
         def mean_loss(weights: weights_type, micro: Batch, number: Any, *survey: Any) -> tuple[f32[''], Any]:
             weights = stop_frozen(weights, settings) if settings is not None else weights
@@ -171,59 +170,14 @@ def make_gradients(model: Model, accumulation: int, settings: Any = None) -> Gra
             total, (sums, tables) = gradient(deferred, batch, 0)
         else:
             micros = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
-            survey = _survey(model, weights, micros)
-
-            def add(total: weights_type, micro: tuple[Batch, Any]) -> tuple[weights_type, Any]:
-                new, aux = gradient(deferred, *micro, *survey)
-                return jax.tree.map(jnp.add, total, new), aux
-
-            total, aux = jax.lax.scan(add, zero_gradient(deferred), (micros, jnp.arange(accumulation)))
-            sums, tables = jax.tree.map(lambda x: jnp.sum(x, axis=0), aux)
+            survey = survey_step(model.survey, weights, micros)
+            total, (sums, tables) = sum_micro_batches(gradient, deferred, micros, survey)
         sums, tables = jax.tree.map(lambda x: psum(TOKENS, x), (sums, tables))
         terms = {name: (total, counts[name]) for name, total in sums.items()}
-        reduce = functools.partial(_reduce_replicas, model.plan.wires)
-        return jax.tree.map(lambda g, w: reduce(g, w) / scale, total, weights), terms, tables
+        wires = model.plan.wires
+        return jax.tree.map(lambda g, w: reduce_replicas(g, w, wires) / scale, total, weights), terms, tables
 
     return lambda w, batch, *key, **known: gradients(w, model.with_seeds(batch, *key), *key, **known)
-
-
-def _survey(model: Model, weights: Weights, micros: Batch) -> tuple[Any, ...]:
-    """(The sums over the whole step that `model.loss` needs, from a forward pass over all micro-batches,), or ().
-
-    For a loss that is not a sum over tokens. Most models need none: their `survey` is None.
-    """
-    survey = model.survey
-    if survey is None:
-        return ()
-
-    def add(_: None, micro: Batch) -> tuple[None, Any]:
-        with scope():
-            return None, survey(weights, micro)
-
-    sums = jax.lax.scan(add, None, micros)[1]
-    return (jax.tree.map(lambda x: psum(TOKENS, jnp.sum(x, axis=0)), sums),)
-
-
-def _defer_replicas(weights: Weights, by_layer: bool) -> Weights:
-    """Defers the sum of a gradient over the axes that replicate its weight to once per step, not per layer and pass.
-
-    With `by_layer`, the matrices of `weights.layers` are left out: the loop over layers reduces their gradients as it
-    makes them (`reduce_gradient_here`).
-    """
-    axes = jax.sharding.get_abstract_mesh().manual_axes
-
-    def defer(path: tuple[Any, ...], w: jax.Array) -> jax.Array:
-        varying = jax.typeof(w).manual_axis_type.varying
-        in_loop = by_layer and path[0].name == 'layers' and 'd' in varying
-        return defer_reduction(' '.join(a for a in axes if a not in varying and not (in_loop and axis_size(a) > 1)), w)
-
-    return jax.tree_util.tree_map_with_path(defer, weights)
-
-
-@jax.named_scope('gradient_reduction')
-def _reduce_replicas(wires: Mapping[str, DTypeLike], gradient: jax.Array, w: jax.Array) -> jax.Array:
-    left = sorted(jax.typeof(gradient).manual_axis_type.varying - jax.typeof(w).manual_axis_type.varying)
-    return psum(' '.join(left), gradient, wires=wires) if left else gradient
 
 
 def step_keys(recipe: Recipe, step: jax.Array) -> tuple[jax.Array, ...]:
