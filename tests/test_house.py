@@ -219,8 +219,8 @@ TESTED_BY = {
     'hlo/test_schedule.py': 'hlo/all_reduces',
     'storage/test_bucket_path.py': 'storage/connection storage/settings storage/whole_file',
     'serve/test_application.py': (
-        'serve/access serve/bodies serve/chat serve/completions serve/embeddings serve/errors serve/metrics '
-        'page_kit/served serve/service serve/status serve/tokens'
+        'serve/access serve/bodies serve/completions serve/embeddings serve/errors serve/metrics '
+        'page_kit/served serve/service'
     ),
     'serve/test_generation.py': 'serve/engine_thread serve/limits',
     'shardlib/test_errors.py': 'shardlib/check shardlib/shard_map shardlib/typechecked shardlib/types',

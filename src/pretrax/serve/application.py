@@ -1,23 +1,25 @@
-"""The application: routes, access, and errors as JSON."""
+"""The application: its routes, access, and errors as JSON."""
 
 from collections.abc import Collection, Sequence
 from importlib import resources
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pretrax.page_kit.served import page_files
-from pretrax.serve import chat, completions, embeddings, status, tokens
+from pretrax.serve import completions, embeddings
 from pretrax.serve.access import Keys, admit
+from pretrax.serve.bodies import DetokenizeBody, TokenizeBody
 from pretrax.serve.errors import ApiError
 from pretrax.serve.generation import OUTCOME
 from pretrax.serve.limits import Rate
-from pretrax.serve.service import Service
+from pretrax.serve.service import ServedModel, Service, service_of
 
 _OPEN = ('/health', '/ready')  # without a key
 
@@ -33,18 +35,18 @@ def make_application(
     """
     posts = {
         '/v1/completions': completions.completions,
-        '/v1/chat/completions': chat.chat_completions,
+        '/v1/chat/completions': completions.chat_completions,
         '/v1/embeddings': embeddings.embeddings,
-        '/tokenize': tokens.tokenize,
-        '/detokenize': tokens.detokenize,
+        '/tokenize': tokenize,
+        '/detokenize': detokenize,
     }
     gets = {
-        '/v1/models': status.models,
-        '/v1/models/{name:path}': status.model,
-        '/tokenizer_info': tokens.tokenizer_info,
-        '/health': status.health,
-        '/ready': status.ready,
-        '/metrics': status.metrics,
+        '/v1/models': models,
+        '/v1/models/{name:path}': model,
+        '/tokenizer_info': tokenizer_info,
+        '/health': health,
+        '/ready': ready,
+        '/metrics': metrics,
     }
     page = page_files(resources.files('pretrax.serve') / 'page', f"connect-src 'self' {' '.join(origins)}")
     routes = [Route(path, endpoint, methods=['POST']) for path, endpoint in posts.items()]
@@ -125,3 +127,79 @@ async def _error(http: Any, error: Exception) -> Response:
         error.status_code, error.detail
     )
     return ApiError(error.status_code, message, headers=error.headers).response()
+
+
+async def models(http: Any) -> Response:
+    return JSONResponse({'object': 'list', 'data': [_about(model) for model in service_of(http).models.values()]})
+
+
+async def model(http: Any) -> Response:
+    return JSONResponse(_about(service_of(http).model(http.path_params['name'])))
+
+
+def _about(model: ServedModel) -> dict[str, Any]:
+    return {
+        'id': model.name,
+        'object': 'model',
+        'created': model.created,
+        'owned_by': 'pretrax',
+        'max_model_len': model.thread.max_length,
+        'step': model.step,
+        'chat': model.template is not None,
+    }
+
+
+async def health(http: Any) -> Response:
+    """200 as long as the engines advance."""
+    service = service_of(http)
+    _check_engines(service)
+    return JSONResponse({'status': 'ok'})
+
+
+async def ready(http: Any) -> Response:
+    """200 as long as new requests are accepted."""
+    service = service_of(http)
+    if service.draining:
+        raise ApiError(503, 'the server is shutting down', code='draining')
+    _check_engines(service)
+    return JSONResponse({'status': 'ready'})
+
+
+def _check_engines(service: Service) -> None:
+    for one in service.models.values():
+        silent = one.thread.silent_for
+        if silent == float('inf'):
+            raise ApiError(503, f'the engine of {one.name} has failed', code='engine_failed')
+        if silent > service.limits.silence:
+            raise ApiError(503, f'the engine of {one.name} has not advanced for {silent:.0f} s', code='engine_hangs')
+
+
+async def metrics(http: Any) -> Response:
+    return Response(service_of(http).metrics.text(), headers={'content-type': CONTENT_TYPE_LATEST})
+
+
+async def tokenize(http: Any) -> Response:
+    service = service_of(http)
+    body = await service.read(http, TokenizeBody)
+    model = service.model(body.model)
+    ids = await model.encode(body.content, body)
+    return JSONResponse({'tokens': ids, 'count': len(ids), 'max_model_len': model.thread.max_length})
+
+
+async def detokenize(http: Any) -> Response:
+    service = service_of(http)
+    body = await service.read(http, DetokenizeBody)
+    model = service.model(body.model)
+    model.check_tokens(body.tokens, 'tokens')
+    text = await model.in_thread(model.tokenizer.decode, body.tokens)
+    return JSONResponse({'text': text, 'prompt': text})  # the second name is vLLM's
+
+
+async def tokenizer_info(http: Any) -> Response:
+    """What clients ask about the tokenizer of the first model, or of `?model=NAME`."""
+    model = service_of(http).model(http.query_params.get('model'))
+    end, template = model.tokenizer.end_of_text, model.template
+    names = {token: name for name, token in model.tokenizer.special_tokens.items()}
+    begin = model.tokenizer.begin_of_text[-1:]
+    about = {'bos_token': names.get(begin[0]) if begin else None, 'eos_token': names.get(-1 if end is None else end)}
+    return JSONResponse(about if template is None else about | {'chat_template': template.source})

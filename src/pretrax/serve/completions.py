@@ -1,15 +1,17 @@
-"""`/v1/completions`: text that continues a prompt."""
+"""`/v1/completions`, text that continues a prompt, and `/v1/chat/completions`, the next message of a conversation."""
 
 import asyncio
 import dataclasses
 import functools
 from typing import Any
 
+from pretrax.errors import UserError
 from pretrax.infer.request import Request, Token
 from pretrax.serve.answers import Choice, Delta, Echo, token_name
-from pretrax.serve.bodies import CompletionBody, RawText, listed
+from pretrax.serve.bodies import ChatBody, CompletionBody, RawText, listed
+from pretrax.serve.errors import ApiError
 from pretrax.serve.generation import Format, Generation
-from pretrax.serve.service import Tokenizer, service_of
+from pretrax.serve.service import ServedModel, Template, Tokenizer, service_of
 
 _DEFAULT_TOKENS = 16  # as OpenAI's
 
@@ -71,3 +73,73 @@ def completion_logprobs(tokenizer: Tokenizer, delta: Delta) -> dict[str, Any]:
         'top_logprobs': [top(token) for token in delta.tokens],
         'text_offset': delta.offsets,
     }
+
+
+async def chat_completions(http: Any) -> Generation:
+    service = service_of(http)
+    body = await service.read(http, ChatBody)
+    model = service.model(body.model)
+    if model.template is None:
+        message = f'{model.name} is a base model: it has no chat template; use /v1/completions'
+        raise ApiError(400, message, param='messages', code='no_chat_template')
+    model.admission.check(body.n)
+    prompt = await _prompt(model, model.template, body)
+    room = model.room(prompt, body.max_completion_tokens or body.max_tokens, 'messages')
+    sampling = body.sampling(model.thread.vocab_size)
+    stop_ids = model.stop_ids(body.ignore_eos, body.stop_token_ids, model.template.end_of_turn)
+    hidden = model.hidden(body.skip_special_tokens)
+    logprobs = body.top_logprobs if body.logprobs else None
+    request = Request(prompt=prompt, max_tokens=room, sampling=sampling, stop_ids=stop_ids, logprobs=logprobs)
+    requests = [dataclasses.replace(request, choice=choice) for choice in range(body.n)]
+    choices = [Choice(model.tokenizer, request, body.stops, i, hidden=hidden) for i, request in enumerate(requests)]
+    kind = 'chat.completion.chunk' if body.stream else 'chat.completion'
+    form = _Chat(model, 'chatcmpl', kind, body.logprobs, body.stream_options.include_usage)
+    return Generation(service, model, requests, choices, form, body.stream)
+
+
+async def _prompt(model: ServedModel, template: Template, body: ChatBody) -> tuple[int, ...]:
+    """The tokens of a conversation. Raises ApiError 400 if they are too many, or the template leaves something out."""
+    try:
+        template.check_variables(body.chat_template_kwargs)
+    except UserError as error:
+        raise ApiError(400, str(error), param='chat_template_kwargs', code='invalid_value') from None
+    messages = [message.written for message in body.messages]
+    try:
+        parts = await asyncio.to_thread(template.prompt, messages, body.chat_template_kwargs)
+    except UserError as error:
+        raise ApiError(400, str(error), param='messages', code='invalid_value') from None
+    model.check_size(sum(len(part.encode()) for part in parts if isinstance(part, str)), 'messages')
+    return tuple(await asyncio.to_thread(model.tokenizer.encode_with_special_tokens, parts))
+
+
+class _Chat(Format):
+    """The JSON of a chat's answer."""
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        message = {'role': 'assistant', 'content': choice.whole.text, 'refusal': None}
+        return self._choice(choice, choice.whole, 'message', message)
+
+    def opening(self, choice: Choice) -> dict[str, Any]:
+        return self.event(choice, self._choice(choice, None, 'delta', {'role': 'assistant', 'content': ''}))
+
+    def delta(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+        return self._choice(choice, delta, 'delta', {'content': delta.text} if delta.text else {})
+
+    def _choice(self, choice: Choice, delta: Delta | None, key: str, message: dict[str, Any]) -> dict[str, Any]:
+        logprobs = chat_logprobs(self._tokenizer, delta) if delta and self._logprobs else None
+        finish = delta and delta.finish
+        return {'index': choice.index, key: message, 'logprobs': logprobs, 'finish_reason': finish}
+
+
+def chat_logprobs(tokenizer: Tokenizer, delta: Delta) -> dict[str, Any]:
+    """The log probabilities of tokens, one entry each."""
+
+    def entry(token: int, logprob: float | None) -> dict[str, Any]:
+        content = list(tokenizer.token_bytes(token))
+        return {'token': token_name(tokenizer, token), 'logprob': logprob, 'bytes': content}
+
+    content = [
+        entry(token.id, token.logprob) | {'top_logprobs': [entry(*other) for other in token.top]}
+        for token in delta.tokens
+    ]
+    return {'content': content, 'refusal': None}
