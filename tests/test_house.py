@@ -37,7 +37,7 @@ MAY_IMPORT = {
     'data': {'errors', 'system', 'storage'},
     'checkpoint': {'errors', 'jax_compat', 'system', 'storage'},
     'observe': {'amounts', 'errors', 'system', 'storage'},
-    'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'system', 'storage'},
+    'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'system', 'storage', 'tables'},
     'infer': {'errors', 'option', 'jax_compat', 'shardlib', 'model'},
     'translate': {'errors', 'config', 'model'},  # configurations of other tools; of `model` the tables of presets
     'evaluate': {'errors', 'shardlib', 'model', 'infer', 'data'},  # of `data` the readers of text
@@ -103,7 +103,7 @@ SPINE_LINES, SPINE_MODULES = 897, 35
 # that it left.
 STAYS, RETURNS = 15, 2
 # All lines of the Python source. It only goes down, to 70,000.
-SOURCE_LINES = 79_050
+SOURCE_LINES = 78_855
 SPINE = ('cli/train.py', 'run/loop.py', 'train/step.py', 'model/transformer.py')
 # Modules without a test of their own name, by the test that runs them.
 TESTED_BY = {

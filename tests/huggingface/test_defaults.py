@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from decoders import decoder_options
-from pretrax.huggingface.configs import BY_TYPE, read_options
-from pretrax.huggingface.defaults import DEFAULTS
+from pretrax.huggingface.configs import BY_TYPE, DEFAULTS, read_options
 from pretrax.model.architecture import resolve
 
 THEIRS = json.loads((Path(__file__).parents[1] / 'goldens' / 'defaults.json').read_text())

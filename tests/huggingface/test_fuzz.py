@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from pretrax.errors import MOST_LINES, UserError
-from pretrax.huggingface.configs import table_of
-from pretrax.huggingface.defaults import DEFAULTS
+from pretrax.huggingface.configs import DEFAULTS, table_of
 from pretrax.huggingface.files import HuggingFaceCheckpoint
 from pretrax.huggingface.model import read_model
 

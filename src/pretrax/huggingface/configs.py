@@ -2,17 +2,17 @@
 
 A table is a list of fields. Each field can be read into options and written from an architecture. A field of
 config.json that no table row mentions is rejected by name, unless it is harmless (harmless.py): nothing is dropped
-silently. A field that is absent has the default of transformers (defaults.py).
+silently. A field that is absent has the default of transformers (defaults.yaml).
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pretrax.errors import UserError
 from pretrax.huggingface.deepseek import DeepSeekExperts, ExtraLayers, LatentAttention
-from pretrax.huggingface.defaults import DEFAULTS
 from pretrax.huggingface.fields import (
     Cap,
     Enumerated,
@@ -50,6 +50,7 @@ from pretrax.model.architecture import KEYS, Architecture, resolve
 from pretrax.model.choices import DROPOUT
 from pretrax.model.option_names import nest
 from pretrax.model.options import TransformerOptions
+from pretrax.tables import read_table
 
 Field = (
     Size
@@ -435,6 +436,12 @@ TABLES = (
 # Options that may differ if the mixers and windows of all layers are the same
 _LAYER_TYPES = ('attention.window', 'attention.global_every', 'layer_types')
 BY_TYPE = {table.model_type: table for table in TABLES}
+# The values of fields that a config.json leaves out, per model type
+DEFAULTS: dict[str, dict[str, Any]] = {
+    name: fields
+    for name, fields in read_table(Path(__file__).with_name('defaults.yaml')).items()
+    if not name.startswith('_')
+}
 _STORED_IN_ANOTHER_FORM = ('attention.query_pre_attn_scalar', 'head.multiplier')
 LARGE_BALANCE = 0.1  # gpt-oss has 0.9
 _SAME = {'kimi_k2': 'deepseek_v3'}  # names of the same class
