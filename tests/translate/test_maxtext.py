@@ -82,7 +82,7 @@ def test_the_axes_become_a_mesh_and_its_product_counts_the_batch(tmp_path, keys,
 
 
 def test_every_remat_policy_and_every_named_model_is_a_configuration(tmp_path):
-    from pretrax.translate.maxtext_keys import PRESETS, SAVE
+    from pretrax.translate.maxtext import PRESETS, SAVE
 
     for number, (policy, name) in enumerate(zip([*SAVE, *['full'] * len(PRESETS)], PRESETS, strict=False)):
         text = f'remat_policy: {policy}\nmodel_name: {name}\ndataset_type: synthetic\n'

@@ -7,44 +7,18 @@ from typing import Any
 from pretrax.config.source import read_file
 from pretrax.errors import UserError
 from pretrax.model.families import FAMILIES, presets
-from pretrax.translate.maxtext_keys import AXES, BLOCKS, DEVIATIONS, NO_EQUIVALENT, NOT_NEEDED, PRESETS, SAVE
+from pretrax.tables import read_table
 from pretrax.translate.maxtext_training import data, optimizer, run_and_logs, schedule
 from pretrax.translate.translation import Translation
 
 SOURCE = "MaxText's base.yml"
-DEFAULTS = {
-    'run_name': '', 'model_name': 'default', 'decoder_block': 'llama2', 'global_parameter_scale': 1,
-    'base_emb_dim': 2048,
-    'base_num_query_heads': 16, 'base_num_kv_heads': 16, 'base_mlp_dim': 7168, 'base_num_decoder_layers': 16,
-    'head_dim': 128, 'mlp_activations': ['silu', 'linear'], 'normalization_layer_epsilon': 1e-5,
-    'logits_via_embedding': False, 'normalize_embedding_logits': True, 'rope_max_timescale': 10000, 'num_experts': 1,
-    'num_experts_per_tok': 1, 'vocab_size': 32000, 'dtype': 'bfloat16', 'quantization': '', 'remat_policy': 'full',
-    'scan_layers': True, 'attention': 'autoselected', 'dataset_type': 'synthetic', 'dataset_name': 'c4/en:3.1.0',
-    'eval_split': 'validation', 'steps': 150001, 'learning_rate': 3e-5, 'lr_schedule_type': 'cosine',
-    'learning_rate_final_fraction': 0.1, 'warmup_steps_fraction': 0.1, 'wsd_decay_steps_fraction': 0.1,
-    'learning_rate_schedule_steps': -1, 'max_target_length': 2048, 'per_device_batch_size': 12.0,
-    'gradient_accumulation_steps': 1, 'opt_type': 'adamw', 'adam_b1': 0.9, 'adam_b2': 0.95, 'adam_eps': 1e-8,
-    'adam_weight_decay': 0.1, 'muon_beta': 0.95, 'muon_weight_decay': 0, 'gradient_clipping_threshold': 1.0,
-    'checkpoint_period': 10000, 'eval_interval': -1, 'eval_steps': -1, 'init_weights_seed': 0, 'data_shuffle_seed': 0,
-}  # fmt: skip
-# A file with none of these is not one of MaxText.
-TYPICAL = {
-    'base_config', 'base_emb_dim', 'base_num_query_heads', 'base_num_decoder_layers', 'base_mlp_dim', 'decoder_block',
-    'per_device_batch_size', 'max_target_length', 'remat_policy', 'base_output_directory', 'ici_fsdp_parallelism',
-    'ici_tensor_parallelism', 'dcn_data_parallelism', 'global_parameter_scale', 'dataset_type',
-    'learning_rate_schedule_steps',
-}  # fmt: skip
-_SIZES = (
-    'base_emb_dim', 'base_num_query_heads', 'base_num_kv_heads', 'base_mlp_dim', 'base_num_decoder_layers', 'head_dim',
-    'global_parameter_scale', 'mlp_activations', 'normalization_layer_epsilon', 'logits_via_embedding',
-    'normalize_embedding_logits', 'decoder_block', 'vocab_size', 'num_experts', 'num_experts_per_tok',
-    'base_moe_mlp_dim', 'rope_*', 'local_rope_max_timescale', 'sliding_window_size', 'attention_type', 'attention_bias',
-    'attn_logits_soft_cap', 'final_logits_soft_cap', 'use_qk_norm', 'use_post_*_norm', 'attention_sink', 'mlp_bias',
-    'shared_experts', 'first_num_dense_layers', 'routed_*', 'n_routing_groups', 'topk_routing_group', 'norm_topk_prob',
-    '*_lora_rank', 'qk_*_head_dim', 'v_head_dim', 'chunk_attn_window_size', 'original_max_position_embeddings',
-    'max_position_embeddings', 'beta_fast', 'beta_slow', 'mscale', 'trainable_position_size', 'mlp_activations_limit',
-    'interleave_moe_layer_step', 'nope_layer_interval', 'temperature_tuning', 'partial_rotary_factor',
-)  # fmt: skip
+_TABLES = read_table(Path(__file__).with_suffix('.yaml'))
+DEFAULTS: dict[str, Any] = _TABLES['defaults']
+TYPICAL: list[str] = _TABLES['typical'].split()
+PRESETS: dict[str, str] = _TABLES['presets'] | {name: name for name in _TABLES['same_names'].split()}
+SAVE: dict[str, Any] = _TABLES['save']
+_BLOCKS: dict[str, dict[str, Any]] = _TABLES['blocks']
+_SIZES: list[str] = _TABLES['sizes'].split()
 _ONE_IS_OFF = ('shared_experts', 'interleave_moe_layer_step', 'routed_scaling_factor', 'partial_rotary_factor')
 _COMPUTE = {'bfloat16': 'bf16', 'float32': 'f32', 'float16': 'fp16'}
 _ACTIVATIONS = {
@@ -93,14 +67,14 @@ def translate(t: Translation, stem: str, devices: int | None) -> None:
     if t.number('dense_init_scale', 1) == 1:
         t.not_needed('1', 'dense_init_scale')
     t.no_equivalent('model.init.kind and model.init.std say how weights are drawn', *t.matching('dense_init_scale'))
-    for reason, patterns in NO_EQUIVALENT:
-        for key in t.matching(*patterns):
+    for row in _TABLES['no_equivalent']:
+        for key in t.matching(*row['keys'].split()):
             if t.get(key) in _OFF:
                 t.not_needed('off in this file', key)
             else:
-                t.no_equivalent(reason, key)
-    for reason, patterns in NOT_NEEDED:
-        t.not_needed(reason, *t.matching(*patterns))
+                t.no_equivalent(row['reason'], key)
+    for row in _TABLES['not_needed']:
+        t.not_needed(row['reason'], *t.matching(*row['keys'].split()))
 
 
 def _model(t: Translation, stem: str) -> None:
@@ -113,7 +87,7 @@ def _model(t: Translation, stem: str) -> None:
                 f'  known: {", ".join(PRESETS)}'
             )
         t.set('model.preset', PRESETS[name], 'model_name')
-        for key, value in DEVIATIONS.get(name, {}).items():
+        for key, value in _TABLES['deviations'].get(name, {}).items():
             t.set(f'model.{key}', value, note=f"that of MaxText's {name}.yml, which differs from the preset")
         if t.get('override_model_config', False) is True:
             t.no_equivalent('write it in model: if it differs from the preset', *t.matching(*_SIZES))
@@ -129,10 +103,14 @@ def _model(t: Translation, stem: str) -> None:
     if t.number('dropout_rate', 0) and t.get('enable_dropout', True) is True:
         t.set('model.dropout', t.number('dropout_rate'), 'dropout_rate')
     t.not_needed('dropout is model.dropout, 0 by default', 'enable_dropout', *t.matching('dropout_rate'))
-    save, remark = SAVE.get(t.text('remat_policy'), ('none', f'expected one of {", ".join(SAVE)}; all is recomputed'))
-    t.set('model.save', save, 'remat_policy')
-    if remark:
-        t.changed(remark, 'remat_policy')
+    policy = t.text('remat_policy')
+    t.set('model.save', SAVE.get(policy, 'none'), 'remat_policy')
+    if policy == 'custom':
+        t.changed(
+            'write the activations to keep or to offload in model.save (docs/numerics.md#activations)', 'remat_policy'
+        )
+    elif policy not in SAVE:
+        t.changed(f'expected one of {", ".join(SAVE)}; all is recomputed', 'remat_policy')
     t.set('model.layers', 'scan' if t.flag('scan_layers') else 'unroll', 'scan_layers')
     kernel = {'cudnn_flash_te': 'cudnn', 'flash': 'auto', 'autoselected': 'auto'}.get(t.text('attention'))
     if kernel == 'cudnn':
@@ -166,17 +144,17 @@ def _sizes(t: Translation, stem: str) -> None:
     widths and layers in turn.
     """
     block = t.text('decoder_block')
-    if block not in BLOCKS:
+    if block not in _BLOCKS:
         if stem in PRESETS:
             raise UserError(
                 f'{t.file}: decoder_block is {block}, whose sizes are not translated one by one\n'
                 f'  write model_name: {stem} in place of the sizes; this translation knows that model'
             )
         raise UserError(
-            f'{t.file}: decoder_block is {block}; without model_name, expected one of {", ".join(BLOCKS)}\n'
+            f'{t.file}: decoder_block is {block}; without model_name, expected one of {", ".join(_BLOCKS)}\n'
             '  give model_name, or write model: yourself (docs/models.md)'
         )
-    for key, value in BLOCKS[block].items():
+    for key, value in _BLOCKS[block].items():
         t.set(f'model.{key}', value, 'decoder_block')
     scale = t.integer('global_parameter_scale')
     exponent = round(math.log2(scale)) if scale > 0 else -1
@@ -341,7 +319,7 @@ def _mesh(t: Translation) -> int | None:
     slices = next((n for key in ('compile_topology_num_slices', 'num_slices') if (n := t.integer(key, -1)) > 0), 1)
     axes: dict[str, int | str] = dict.fromkeys('rdectp', 1)
     keys: dict[str, list[str]] = {axis: [] for axis in axes}
-    for name, axis in AXES.items():
+    for name, axis in _TABLES['axes'].items():
         for network in ('dcn', 'ici'):
             key = f'{network}_{name}_parallelism'
             default = -1 if key in ('dcn_data_parallelism', 'ici_fsdp_parallelism') else 1

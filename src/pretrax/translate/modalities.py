@@ -7,9 +7,11 @@ are.
 import math
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pretrax.errors import UserError
+from pretrax.tables import read_table
 from pretrax.translate.modalities_components import (
     MODEL_WRAPPERS,
     Component,
@@ -30,68 +32,8 @@ _REFERENCE = re.compile(r'\$\{([\w.]+)\}')
 _DEEPEST = 16  # references to references
 _UNKNOWN_STEPS = 1000
 _PROFILE, _TARGET = 'settings.step_profile', 'settings.training_target'
-_NOT_NEEDED = (
-    (
-        'pretrax wires the parts of a run itself',
-        (
-            'component_key',
-            'variant_key',
-            '*.component_key',
-            '*.variant_key',
-            '*.instance_key',
-            '*.pass_type',
-            '*_dataloaders',
-        ),
-    ),
-    (
-        'batches are a function of the seed and the step; the tokens say where documents end',
-        (
-            'collate_fn.*',
-            '*.collate_fn.*',
-            '*.sampler.config.*',
-            '*.batch_sampler.config.*',
-            '*.dataloader_tag',
-            '*.num_workers',
-            '*.pin_memory',
-            '*.sample_key',
-            '*.reuse_last_target',
-            '*dataset*.config.sequence_length',
-        ),
-    ),
-    (
-        'processes, devices and names are found at the start',
-        ('settings.cuda_env.*', 'settings.experiment_id', 'settings.config_file_path', 'settings.referencing_keys.*'),
-    ),
-    ('a setting that would have no effect is refused', ('settings.consistency_enforcement.*',)),
-    ('the paths of the components are used', ('settings.paths.*', 'settings.intervals.*')),
-    ('every program is compiled by XLA', ('*.fullgraph', '*.debug', 'compiled_model.*')),
-    ('the count follows from batch.tokens', ('settings.training_target.*', 'settings.step_profile.*', 'dp_degree.*')),
-)
-
-
-# component_key -> (whether nothing is lost, the reason). For components that the functions below do not read, or read
-# in part.
-_KINDS = {
-    'loss': (True, 'the loss is the cross-entropy of the next token'),
-    'app_state': (True, 'the state is one pytree'),
-    'mfu_calculator': (True, 'metrics, MFU and progress are always there'),
-    'progress_subscriber': (True, 'metrics, MFU and progress are always there'),
-    'results_subscriber': (True, 'metrics, MFU and progress are always there'),
-    'pipeline': (True, 'stages follow from mesh.p, model.pipeline.schedule and batch.micro'),
-    'stages_generator': (True, 'stages follow from mesh.p, model.pipeline.schedule and batch.micro'),
-    'sampler': (True, 'batches are a function of the seed and the step'),
-    'batch_sampler': (True, 'batches are a function of the seed and the step'),
-    'data_loader': (True, 'batches are a function of the seed and the step'),
-    'collate_fn': (True, 'batches are a function of the seed and the step; the tokens say where documents end'),
-    'checkpoint_saving': (True, 'the run directory has one writer'),
-    'dataset_batch_generator': (True, 'for a profile'),
-    'steppable_component': (True, 'for a profile'),
-    'gradient_clipper': (True, 'the norm is that of all gradients'),
-    'tokenizer': (False, 'data.tokenizer is the file of the tokenizer, for text and samples'),
-    'steppable_profiler': (False, 'log.profile traces steps, and pretrax trace shows them'),
-    'debugging': (False, 'log.layers has statistics of each layer (docs/see.md#layer-statistics)'),
-    'model_debugging_hook': (False, 'log.layers has statistics of each layer (docs/see.md#layer-statistics)'),
-}
+_TABLES = read_table(Path(__file__).with_suffix('.yaml'))
+_COMPONENTS = {kind: row for row in _TABLES['components'] for kind in row['kinds'].split()}
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,13 +72,12 @@ def translate(t: Translation, stem: str, devices: int | None) -> None:
                 'prompts do not count with data.messages_field or data.prompt_field (docs/data.md#conversations)',
                 *masked,
             )
-    for reason, patterns in _NOT_NEEDED:
-        t.not_needed(reason, *t.matching(*patterns))
+    for row in _TABLES['not_needed']:
+        t.not_needed(row['reason'], *t.matching(*row['keys'].split()))
     for c in components:
-        if c.kind in _KINDS:
-            nothing_is_lost, reason = _KINDS[c.kind]
+        if row := _COMPONENTS.get(c.kind):
             found = t.matching(f'{c.path}.config', f'{c.path}.config.*')
-            (t.not_needed if nothing_is_lost else t.no_equivalent)(reason, *found)
+            (t.no_equivalent if row.get('is_lost') else t.not_needed)(row['reason'], *found)
         if c.kind == 'model' and c.variant in MODEL_WRAPPERS:
             t.not_needed('pretrax shards, compiles and initializes the model itself', *t.matching(f'{c.path}.config.*'))
         elif c.kind == 'number_conversion':
