@@ -32,7 +32,7 @@ MAY_IMPORT = {
     'config': {'errors', 'storage', 'infer'},  # of `infer` the settings of sampling
     'model': {'errors', 'jax_compat', 'shardlib', 'tables'},
     'cost': {'amounts', 'errors', 'model'},
-    'hlo': {'cost'},
+    'hlo': {'cost', 'tables'},
     'system': {'errors', 'cost'},
     'data': {'errors', 'system', 'storage'},
     'checkpoint': {'errors', 'jax_compat', 'system', 'storage'},

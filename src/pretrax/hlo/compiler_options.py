@@ -8,6 +8,9 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pretrax.tables import read_table
 
 Value = bool | int | float | str
 
@@ -21,7 +24,6 @@ _TPUS = {
 }
 # TPUs whose SparseCores XLA can use for collectives: docs.cloud.google.com/tpu/docs. That of v4 is for embeddings only.
 SPARSE_CORE = ('v5p', 'v6e', 'tpu7x')
-GPU = ('gpu',)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,100 +88,18 @@ class CompilerOption:
         return '; '.join(parts)
 
 
-TABLE: tuple[CompilerOption, ...] = (
-    *(
-        CompilerOption(
-            name,
-            True,
-            ('v4', 'v5p', 'tpu7x'),
-            'Gathers weights by asynchronous all-gathers; by default they are all-reduces, of twice the bytes.',
-            'One gather and one sum over v4:8x8x4 (`tests/deviceless/options.py`): all-reduce becomes all-gather. The '
-            'same over v5p:8x8x4 and tpu7x:4x4x4, '
-            'together with the next options.',
-            axes='de',
-        )
-        for name in ('xla_enable_async_all_gather', 'xla_tpu_prefer_async_allgather_to_allreduce')
-    ),
-    *(
-        CompilerOption(
-            f'xla_tpu_enable_sparse_core_collective_offload_{what}',
-            True,
-            SPARSE_CORE,
-            'Scatters gradients instead of all-reducing them, on the SparseCores, while the TensorCore computes.',
-            'One gather and one sum over v5p:8x8x4 and v6e:16x16 (`tests/deviceless/options.py`): the all-reduce of '
-            'the sum '
-            'becomes a reduce-scatter. On tpu7x:4x4x4 it is one by default.',
-            axes='de',
-        )
-        for what in ('all_gather', '3d_all_gather', 'reduce_scatter', 'nd_reduce_scatter')
-    ),
+TABLE = tuple(
     CompilerOption(
-        'xla_tpu_enable_sparse_core_collective_offload_2d_all_gather',
-        True,
-        SPARSE_CORE,
-        'Gathers over two dimensions of the torus on the SparseCores; by default the TensorCore gathers over one '
-        'ring, and waits.',
-        'Three layers of 8B on v6e:8x8, d=64, everything saved: 50.0 ms of communication exposed without it, 38.4 ms '
-        'with it. 32B '
-        'on v5p:4x4x4, d=16 t=4: 18.3 ms exposed over d without it, 3.5 ms with it.',
-        axes='de',
-    ),
-    CompilerOption(
-        'xla_tpu_enable_concurrent_sparse_core_offloading',
-        True,
-        ('v5p', 'tpu7x'),
-        'Runs several collectives at a time on the SparseCores, such as one over d and one over t.',
-        'Three layers of 32B on v5p:4x4x4, d=16 t=4, products saved: 62.9 ms of communication exposed without it, '
-        '53.2 ms with '
-        'it, of 622.6 ms of other work. On v6e it changes nothing.',
-        axes='de',
-    ),
-    *(
-        CompilerOption(
-            name,
-            value,
-            SPARSE_CORE,
-            'Chooses layouts in which XLA can scatter; without them it all-reduces the gradients of wide '
-            'feed-forwards.',
-            'Llama 3 8B on v5p:8x8x4, d=256: reduce-scatters and all-gathers (61.9 GB) replace all-reduces (123.8 '
-            'GB); 88 % of '
-            'the bytes are behind work. With only the options above, the gradients of 4,096 x 28,672 matrices are '
-            'all-reduces.',
-            axes='de',
-        )
-        for name, value in (
-            ('xla_tpu_use_minor_sharding_for_major_trivial_input', True),
-            ('xla_tpu_relayout_group_size_threshold_for_reduce_scatter', 1),
-            ('xla_tpu_assign_all_reduce_scatter_layout', True),
-        )
-    ),
-    *(
-        CompilerOption(
-            name,
-            value,
-            ('v5e',),
-            'Runs the sums of gradients inside the products that follow them.',
-            'Four layers of 16b on v5e:16x16, d=256: 106 ms of communication exposed by default, 66 ms with them, of '
-            '801 ms '
-            'of other work. Between several slices the schedule is not better.',
-            axes='de',
-            slices=False,
-        )
-        for name, value in (
-            ('xla_enable_async_all_reduce', 'true'),
-            ('xla_tpu_enable_async_collective_fusion_fuse_all_reduce', True),
-        )
-    ),
-    CompilerOption(
-        'xla_gpu_enable_latency_hiding_scheduler',
-        True,
-        GPU,
-        'Starts collectives early and ends them late, so that kernels run meanwhile; newer versions of XLA do it by '
-        'default.',
-        'Four layers of llama3-8b on h100x8: 22.4 ms of 25.8 ms of communication exposed without it, 9.0 ms with it. '
-        'NVIDIA recommends it (docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance).',
-        axes='rdectp',
-    ),
+        name,
+        value,
+        tuple(row['hardware']),
+        row['reason'],
+        row['evidence'],
+        row.get('axes', ''),
+        row.get('slices'),
+    )
+    for row in read_table(Path(__file__).with_suffix('.yaml'))
+    for name, value in row['options'].items()
 )
 
 
