@@ -17,6 +17,7 @@ from pretrax.huggingface.fields import (
     Cap,
     Enumerated,
     Experts,
+    Field,
     Lacking,
     Number,
     OfEveryLayer,
@@ -26,6 +27,7 @@ from pretrax.huggingface.fields import (
     Unused,
     number,
     only,
+    switch,
     whole,
     wrong,
 )
@@ -52,29 +54,6 @@ from pretrax.model.option_names import nest
 from pretrax.model.options import TransformerOptions
 from pretrax.tables import read_table
 
-Field = (
-    Size
-    | Number
-    | Enumerated
-    | Rope
-    | Windows
-    | NoPositions
-    | Cap
-    | Unused
-    | OfEveryLayer
-    | SameAs
-    | Experts
-    | LatentAttention
-    | DeepSeekExperts
-    | ExtraLayers
-    | Expansion
-    | DeltaLayers
-    | ChunkedLayers
-    | InterleavedExperts
-    | GlobalLayers
-    | Lacking
-)
-
 
 @dataclass(frozen=True)
 class ConfigTable:
@@ -96,21 +75,15 @@ def _heads(config: Mapping[str, Any]) -> Any:
     return config['num_attention_heads']
 
 
-_TIED = Enumerated('tie_word_embeddings', ((False, {'embedding.tied': False}), (True, {'embedding.tied': True})))
+_TIED = switch('tie_word_embeddings', 'embedding.tied')
 _SWIGLU = Enumerated(
     'hidden_act', (('silu', {'feed_forward.activation': 'swiglu'}), ('swish', {'feed_forward.activation': 'swiglu'}))
 )
 _GEGLU = ('gelu_pytorch_tanh', {'feed_forward.activation': 'geglu'})
 _NO_ATTENTION_BIAS = only('attention_bias', False)
 _BIASES = (
-    Enumerated(
-        'attention_bias',
-        (
-            (False, {'attention.qkv_bias': False, 'attention.o_bias': False}),
-            (True, {'attention.qkv_bias': True, 'attention.o_bias': True}),
-        ),
-    ),
-    Enumerated('mlp_bias', ((False, {'feed_forward.bias': False}), (True, {'feed_forward.bias': True}))),
+    switch('attention_bias', 'attention.qkv_bias', 'attention.o_bias'),
+    switch('mlp_bias', 'feed_forward.bias'),
 )
 _LAYER_NORM = Number('layer_norm_eps', 'norm.eps')
 
@@ -132,9 +105,7 @@ def _sizes(*replacing: Size | Number) -> tuple[Field, ...]:
 # Of classes for which null is neither a number of heads nor a width of a head
 _KV_HEADS, _HEAD_DIM = Size('num_key_value_heads', 'attention.n_kv_heads'), Size('head_dim', 'attention.d_head')
 _BALANCE = Number('router_aux_loss_coef', 'experts.router.balance_loss', zero=True)
-_TOP_K = Enumerated(
-    'norm_topk_prob', ((False, {'experts.router.normalize': False}), (True, {'experts.router.normalize': True}))
-)
+_TOP_K = switch('norm_topk_prob', 'experts.router.normalize')
 _QWEN_MOE = (
     *_sizes(_KV_HEADS, Size('moe_intermediate_size', 'feed_forward.d_ff')), _SWIGLU, _TIED, Rope(), _BALANCE,
     Size('num_experts_per_tok', 'experts.experts_per_token'), Experts(mixed=True),
@@ -255,7 +226,7 @@ TABLES = (
         'glm4_moe', 'Glm4MoeForCausalLM', 'glm4-moe', 'glm4-moe',
         (*(size for size in _sizes(_KV_HEADS) if 'intermediate_size' not in size.fields), _SWIGLU, _TIED, _TOP_K,
          Rope(fraction='partial_rotary_factor'),
-         Enumerated('attention_bias', ((False, {'attention.qkv_bias': False}), (True, {'attention.qkv_bias': True}))),
+         switch('attention_bias', 'attention.qkv_bias'),
          Enumerated('use_qk_norm', ((False, {'attention.qk_norm': 'none'}), (True, {'attention.qk_norm': 'head'}))),
          Size('n_routed_experts', 'experts.n_experts', alias='num_local_experts'),
          Size('num_experts_per_tok', 'experts.experts_per_token'), Number('routed_scaling_factor',
@@ -394,13 +365,10 @@ TABLES = (
     ConfigTable(
         'stablelm', 'StableLmForCausalLM', 'stablelm', 'stablelm',
         (*_sizes(_KV_HEADS, _LAYER_NORM), _SWIGLU, _TIED, Rope(fraction='partial_rotary_factor'),
-         Enumerated('use_qkv_bias', ((False, {'attention.qkv_bias': False}), (True, {'attention.qkv_bias': True}))),
+         switch('use_qkv_bias', 'attention.qkv_bias'),
          Enumerated('qk_layernorm', ((False, {'attention.qk_norm': 'none'}), (True,
          {'attention.qk_norm': 'each_head'}))),
-         Enumerated('use_parallel_residual', (
-             (False, {'block.parallel': False, 'block.shared_norm': False}), (True, {'block.parallel': True,
-             'block.shared_norm': True}),
-         ))),
+         switch('use_parallel_residual', 'block.parallel', 'block.shared_norm')),
     ),
     ConfigTable(
         'granite', 'GraniteForCausalLM', 'granite', 'llama',

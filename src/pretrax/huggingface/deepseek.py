@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pretrax.huggingface.fields import Options, number, whole, wrong
+from pretrax.huggingface.fields import Field, Options, number, whole, wrong
 from pretrax.model.architecture import Architecture
 
 
 @dataclass(frozen=True)
-class LatentAttention:
+class LatentAttention(Field):
     """The widths of latents and heads. The files store rotated pairs next to each other (names.py)."""
 
     fields = (
@@ -56,22 +56,19 @@ class LatentAttention:
 
 
 @dataclass(frozen=True)
-class ExtraLayers:
+class ExtraLayers(Field):
     """Modules of multi-token prediction, after the last layer.
     `HuggingFaceModel.with_modules` adds them to the architecture.
     """
 
     fields = ('num_nextn_predict_layers',)
 
-    def read(self, config: Mapping[str, Any]) -> Options:
-        return {}
-
     def write(self, arch: Architecture) -> dict[str, Any]:
         return {'num_nextn_predict_layers': arch.multi_token.n_layers}
 
 
 @dataclass(frozen=True)
-class DeepSeekExperts:
+class DeepSeekExperts(Field):
     """Experts with shared experts of the same width, dense layers first, and groups.
 
     Args:

@@ -39,8 +39,33 @@ def number(field: str, value: Any, least: float = 0.0, above: bool = True) -> fl
     return float(value)
 
 
+class Field:
+    """A row of a table: fields of config.json, and the options that they stand for; by default, none."""
+
+    fields: Any  # tuple[str, ...], which some rows compute
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        """The options for a configuration that has every default. Raises UserError for a value that cannot be."""
+        return {}
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        """The fields for an architecture."""
+        return {}
+
+
 @dataclass(frozen=True)
-class Size:
+class OneField(Field):
+    """A row with one field."""
+
+    field: str
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field,)
+
+
+@dataclass(frozen=True)
+class Size(OneField):
     """A positive integer.
 
     Args:
@@ -50,7 +75,6 @@ class Size:
         alias: another name of the field, in files of some versions.
     """
 
-    field: str
     option: str
     null: Any = REFUSED
     alias: str | None = None
@@ -73,23 +97,18 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Number:
+class Number(OneField):
     """A number above 0, or of at least 0 if `zero`. `as_integer`: transformers requires an integer if it is whole.
 
     The option is this power of the field. `absent`: the attribute of the architecture that is written if the option is
     None.
     """
 
-    field: str
     option: str
     zero: bool = False
     as_integer: bool = False
     power: int = 1
     absent: str | None = None
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return (self.field,)
 
     def read(self, config: Mapping[str, Any]) -> Options:
         value = number(self.field, config[self.field], above=not self.zero)
@@ -114,18 +133,13 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Enumerated:
+class Enumerated(OneField):
     """A field whose values correspond to options: `(('silu', {'feed_forward.activation': 'swiglu'}),)`.
 
     A field without a default may be absent; then it has no meaning for the class.
     """
 
-    field: str
     choices: tuple[tuple[Any, Options], ...]
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return (self.field,)
 
     def read(self, config: Mapping[str, Any]) -> Options:
         if self.field not in config:
@@ -144,22 +158,22 @@ class Enumerated:
         return {}
 
 
+def switch(field: str, *options: str) -> Enumerated:
+    """A field whose value, false or true, is that of these options."""
+    return Enumerated(field, tuple((value, dict.fromkeys(options, value)) for value in (False, True)))
+
+
 def only(field: str, *values: Any) -> Enumerated:
     """A field that must have one of these values, or be absent."""
     return Enumerated(field, tuple((value, {}) for value in values))
 
 
 @dataclass(frozen=True)
-class Lacking:
+class Lacking(OneField):
     """A field of a part that pretrax does not have. The values are those with which the class does not have it."""
 
-    field: str
     part: str
     values: tuple[Any, ...]
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return (self.field,)
 
     def read(self, config: Mapping[str, Any]) -> Options:
         value = config[self.field]
@@ -172,15 +186,10 @@ class Lacking:
 
 
 @dataclass(frozen=True)
-class Cap:
+class Cap(OneField):
     """A soft cap. null: none."""
 
-    field: str
     option: str
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return (self.field,)
 
     def read(self, config: Mapping[str, Any]) -> Options:
         value = config[self.field]
@@ -191,28 +200,17 @@ class Cap:
 
 
 @dataclass(frozen=True)
-class Unused:
+class Unused(Field):
     """Fields without effect in the models that the other rows accept."""
 
     fields: tuple[str, ...]
 
-    def read(self, config: Mapping[str, Any]) -> Options:
-        return {}
-
-    def write(self, arch: Architecture) -> dict[str, Any]:
-        return {}
-
 
 @dataclass(frozen=True)
-class OfEveryLayer:
+class OfEveryLayer(OneField):
     """A list with this value for every layer, or an absent field."""
 
-    field: str
     value: Any
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return (self.field,)
 
     def read(self, config: Mapping[str, Any]) -> Options:
         count = whole('num_hidden_layers', config['num_hidden_layers'], most=MOST_LAYERS)
@@ -220,20 +218,12 @@ class OfEveryLayer:
             raise wrong(self.field, config[self.field], f'a list of {count}, {self.value!r} for every layer')
         return {}
 
-    def write(self, arch: Architecture) -> dict[str, Any]:
-        return {}
-
 
 @dataclass(frozen=True)
-class SameAs:
+class SameAs(OneField):
     """A field that the class does not read, and which must not contradict the one that it reads."""
 
-    field: str
     read_field: str
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return (self.field,)
 
     def read(self, config: Mapping[str, Any]) -> Options:
         if self.field in config and config[self.field] != config[self.read_field]:
@@ -242,12 +232,9 @@ class SameAs:
             )
         return {}
 
-    def write(self, arch: Architecture) -> dict[str, Any]:
-        return {}
-
 
 @dataclass(frozen=True)
-class Experts:
+class Experts(Field):
     """Experts, balanced over the batch. If `mixed`, the class can have layers without experts (Qwen)."""
 
     mixed: bool = False

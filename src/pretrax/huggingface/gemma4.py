@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pretrax.huggingface.fields import Options, whole, wrong
+from pretrax.huggingface.fields import Field, Options, whole, wrong
 from pretrax.huggingface.layers import FULL, WINDOW, outside_pattern, types_of_layers, window_options
 from pretrax.model.architecture import Architecture
 
@@ -12,7 +12,7 @@ _SIZES = ('head_dim', 'num_key_value_heads')
 
 
 @dataclass(frozen=True)
-class GlobalLayers:
+class GlobalLayers(Field):
     """The layers with a window, and the heads of the others.
 
     As in the class, the last layer has no window whatever `layer_types` says. Released files give the sizes of the

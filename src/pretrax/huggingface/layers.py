@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pretrax.errors import UserError
-from pretrax.huggingface.fields import Options, number, whole, wrong
+from pretrax.huggingface.fields import Field, Options, number, whole, wrong
 from pretrax.huggingface.rope_scaling import KINDS, ORIGINAL, read_scaling, write_scaling
 from pretrax.model.architecture import Architecture
 
@@ -14,7 +14,7 @@ _PARAMETERS = ('rope_type', 'type', 'rope_theta', 'partial_rotary_factor')
 
 
 @dataclass(frozen=True)
-class Rope:
+class Rope(Field):
     """Base and scaling of rotary positions, in the old form (rope_theta, rope_scaling) and the new one
     (rope_parameters).
 
@@ -144,7 +144,7 @@ def outside_pattern(config: Mapping[str, Any], layer: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(Field):
     """The sliding window and the layers that have it.
 
     Args:
@@ -266,7 +266,7 @@ def no_rope_layers(arch: Architecture) -> list[int]:
 
 
 @dataclass(frozen=True)
-class NoPositions:
+class NoPositions(Field):
     """The layers without positions. SmolLM3."""
 
     fields = ('no_rope_layers', 'no_rope_layer_interval')

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pretrax.huggingface.fields import Options, number, whole, wrong
+from pretrax.huggingface.fields import Field, Options, number, whole, wrong
 from pretrax.huggingface.layers import (
     FULL,
     no_rope_layers,
@@ -19,7 +19,7 @@ CHUNKED = 'chunked_attention'
 
 
 @dataclass(frozen=True)
-class ChunkedLayers:
+class ChunkedLayers(Field):
     """Layers with chunked attention, and layers without positions, whose queries have a temperature."""
 
     fields = (
@@ -64,7 +64,7 @@ class ChunkedLayers:
 
 
 @dataclass(frozen=True)
-class InterleavedExperts:
+class InterleavedExperts(Field):
     """Which layers have experts, their widths, and a shared expert of the same width."""
 
     fields = (

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pretrax.errors import UserError
-from pretrax.huggingface.fields import Options, whole, wrong
+from pretrax.huggingface.fields import Field, Options, whole, wrong
 from pretrax.huggingface.layers import FULL, LINEAR, all_but_every, types_of_layers
 from pretrax.model.architecture import Architecture
 
 
 @dataclass(frozen=True)
-class Expansion:
+class Expansion(Field):
     """The width of all heads of a state-space model over that of the decoder, which its class requires."""
 
     fields = ('expand', 'time_step_limit')
@@ -36,7 +36,7 @@ class Expansion:
 
 
 @dataclass(frozen=True)
-class DeltaLayers:
+class DeltaLayers(Field):
     """Which layers have a gated delta net, and which attention."""
 
     fields = ('layer_types', 'full_attention_interval')
