@@ -101,7 +101,8 @@ def _together(
             more += shared_directory(context, order['token'])
         if order['complete']:
             more += probe.run(calls.seconds)
-        later = calls.gather([finding.to_json() for finding in more], _patience(calls.seconds))
+        # Each of the checks of the devices of all nodes has a limit of its own.
+        later = calls.gather([finding.to_json() for finding in more], 10 * calls.seconds)
     if context.index:
         code = int(calls.share())
         listener.close()  # only now: others may have connected until process 0 had their findings
@@ -142,8 +143,3 @@ def _rows(everything: dict[int, list[Finding]], names: dict[int, str]) -> list[R
 def _with_names(text: str, names: dict[int, str]) -> str:
     """A text with the nodes' names instead of the processes' numbers."""
     return re.sub(r'\bprocess (\d+)', lambda match: names.get(int(match[1]), match[0]), text)
-
-
-def _patience(seconds: float) -> float:
-    """For the checks of the devices of all nodes: each of them has a limit of its own."""
-    return 10 * seconds

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from pretrax.config import resolved_yaml, upgraded
 from pretrax.config.problems import leaves
-from pretrax.errors import Report, UserError
+from pretrax.errors import Report, UserError, install_extra
 from pretrax.experiments.search_file import Range, Search, Space
-from pretrax.experiments.training import CONTINUES, StopRequest, Training, locked, needs_extra
+from pretrax.experiments.training import CONTINUES, StopRequest, Training, locked
 from pretrax.experiments.trial_job import check_launch
 from pretrax.launch.local import share_of
 from pretrax.system.atomic import write_file
@@ -52,7 +52,7 @@ class Searcher:
             import cmaes  # noqa: F401 - Optuna imports it when it samples
             import optuna
         except ImportError:
-            raise needs_extra('pretrax search', 'Optuna', 'search') from None
+            raise UserError(f'pretrax search needs Optuna\n  {install_extra("search")}') from None
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._optuna = optuna
         self._space, self._search, self._directory, self._say = space, space.search, directory, say

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pretrax.config import RunConfig
-from pretrax.errors import DONE, MISTAKE, TRY_AGAIN, Report, UnavailableError, UserError, first_line, install_extra
+from pretrax.errors import DONE, MISTAKE, TRY_AGAIN, Report, UnavailableError, UserError, first_line
 from pretrax.experiments.base_file import RunOptions
 from pretrax.experiments.trial_job import FOREGROUND, TrialJob, check_launch, dry_run, launch_command, write_config
 from pretrax.launch.local import pretrax_command, share_of
@@ -310,8 +310,3 @@ def locked(directory: pathlib.Path, what: str = 'works here') -> DirectoryLock:
         raise UserError(
             f'{directory} cannot be written: {error.strerror}\ngive another directory: --out DIR'
         ) from error
-
-
-def needs_extra(what: str, package: str, extra: str) -> UserError:
-    """The error for a package that is not installed."""
-    return UserError(f'{what} needs {package}\n  {install_extra(extra)}')

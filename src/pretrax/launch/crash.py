@@ -66,18 +66,13 @@ def attempt_label() -> str:
     return time.strftime('%Y%m%dT%H%M%S', time.gmtime(now)) + f'.{int(1000 * now) % 1000:03}'
 
 
-def report_path(run_dir: AnyPath, attempt: str, process: int) -> AnyPath:
-    """Where the report of a process belongs."""
-    return run_dir / DIRECTORY / attempt / f'process-{process}.txt'
-
-
 def write_crash_report(run_dir: AnyPath, attempt: str, crash: Crash) -> AnyPath:
     """Writes a report, unless the machine of the process has written one already. Returns its path.
 
     Raises:
         OSError: it cannot be written.
     """
-    path = report_path(run_dir, attempt, crash.process)
+    path = run_dir / DIRECTORY / attempt / f'process-{crash.process}.txt'
     if not path.is_file():
         content = printable(crash.text()).encode(errors='replace')
         if isinstance(path, BucketPath):

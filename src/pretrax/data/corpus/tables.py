@@ -102,7 +102,7 @@ class RowGroups:
                 row += n_rows[group]
                 group += 1
             columns = self._columns(parquet)
-            for number in range(group, len(n_rows))[: self._n_groups(group)]:
+            for number in range(len(n_rows))[group : self.stop]:
                 at_once = min(
                     _ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE // _largest_row(parquet, number, columns, self.file))
                 )
@@ -129,9 +129,6 @@ class RowGroups:
         bounds = [0, *(min(1 + bisect_left(ends, at * total / self.file.size), len(sizes)) for at in positions)]
         parts = [replace(self, start=start, stop=stop) for start, stop in itertools.pairwise([*bounds, len(sizes)])]
         return [part if not number or part.start != part.stop else None for number, part in enumerate(parts)]
-
-    def _n_groups(self, group: int) -> int | None:
-        return None if self.stop is None else max(0, self.stop - group)
 
     def _columns(self, parquet: 'pyarrow.parquet.ParquetFile') -> list[str] | None:
         names = parquet.schema_arrow.names
