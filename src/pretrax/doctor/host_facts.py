@@ -99,9 +99,9 @@ def problem_of(found: Facts, own: Facts) -> str | None:
 
 
 def _sources() -> str:
-    """A digest of the Python files of pretrax: two checkouts of one version may differ."""
+    """A digest of the code and the tables of pretrax: two checkouts of one version may differ."""
     root, total = pathlib.Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(root.rglob('*.py')):
+    for path in sorted([*root.rglob('*.py'), *root.rglob('*.yaml')]):
         total.update(f'{path.relative_to(root)}\0'.encode() + path.read_bytes())
     return total.hexdigest()[:16]
 

@@ -43,7 +43,7 @@ class Tracker(Protocol):
 
     def rewind(self, step: int) -> bool:
         """Removes what the tracker has of later steps, since they are trained again. False: it cannot."""
-        ...
+        return False
 
     def log(self, lines: Sequence[Line]) -> None:
         """Logs numbers, oldest first."""
@@ -55,15 +55,12 @@ class Tracker(Protocol):
 
     def file(self, path: pathlib.Path) -> None:
         """Uploads a file, for example the report. Does nothing if the service keeps no files."""
-        ...
 
     def flush(self) -> None:
-        """Makes the numbers so far survive a kill of this process. Called with each checkpoint."""
-        ...
+        """Makes the numbers so far survive a kill of this process, if `log` does not. Called with each checkpoint."""
 
     def close(self, succeeded: bool) -> None:
         """Sends the remaining data. `succeeded`: the run did not end with an error."""
-        ...
 
 
 def needs(module: str, extra: str) -> Any:

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pretrax.observe.trackers.base import Line, Shown, Table, flat, markdown_table, needs, remember
+from pretrax.observe.trackers.base import Line, Shown, Table, Tracker, flat, markdown_table, needs, remember
 
 _AT_ONCE = 1000  # metrics that a server takes in one request
 _PARAMETERS_AT_ONCE = 100
@@ -19,7 +19,7 @@ _ENVIRONMENT = {
 }
 
 
-class MLflow:
+class MLflow(Tracker):
     """An MLflow run. MLflow cannot remove points: steps that are trained again keep their first values.
 
     Args:
@@ -65,10 +65,6 @@ class MLflow:
             newest[metric.key] = max(metric.step, newest.get(metric.key, -1))
         return newest
 
-    def rewind(self, step: int) -> bool:
-        del step
-        return False
-
     def log(self, lines: Sequence[Line]) -> None:
         metrics = [
             self._metric(key, value, int(when * 1000), step)
@@ -89,9 +85,6 @@ class MLflow:
 
     def file(self, path: pathlib.Path) -> None:
         self._client.log_artifact(self._run_id, str(path))
-
-    def flush(self) -> None:
-        pass  # `log` waits for the server
 
     def close(self, succeeded: bool) -> None:
         self._client.set_terminated(self._run_id, 'FINISHED' if succeeded else 'FAILED')

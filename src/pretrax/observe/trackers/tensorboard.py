@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pretrax.observe.trackers.base import Line, Shown, Table, markdown_code, markdown_table, needs
+from pretrax.observe.trackers.base import Line, Shown, Table, Tracker, markdown_code, markdown_table, needs
 
 _TEXT = '/text_summary'  # what tensorboardX adds to the name of a text
 # Bytes after which a file is followed by the next: in a bucket, a growing file is uploaded as a whole.
 LARGEST = 1 << 20
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Writes event files. An event `SessionLog.START` makes TensorBoard forget later steps of earlier files."""
 
     name, package = 'TensorBoard', 'tensorboardX'
@@ -78,9 +78,6 @@ class TensorBoard:
             summary = self._summary.text(key, text)
         self._write(step, summary=summary)
         self._writer.flush()
-
-    def file(self, path: pathlib.Path) -> None:
-        del path  # event files keep no files
 
     def flush(self) -> None:
         self._writer.flush()

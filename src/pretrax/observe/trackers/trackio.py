@@ -13,10 +13,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pretrax.observe.trackers.base import Line, Shown, Table, flat, markdown_code, needs, remember
+from pretrax.observe.trackers.base import Line, Shown, Table, Tracker, flat, markdown_code, needs, remember
 
 
-class Trackio:
+class Trackio(Tracker):
     """A run in a project of Trackio, whose database is in `TRACKIO_DIR` (default: ~/.cache/huggingface/trackio).
 
     Args:
@@ -68,12 +68,6 @@ class Trackio:
             page = self._trackio.Html(path.read_text())
             page._save(self._project, self._run_name, 0)
             self._write([(0, {path.name: page._to_dict()})])
-
-    def flush(self) -> None:
-        pass  # `log` waits for the database
-
-    def close(self, succeeded: bool) -> None:
-        pass
 
     def _write(self, records: Sequence[tuple[int, dict[str, Any]]], times: Sequence[float] = ()) -> None:
         """Appends rows. The database ignores a row that it already has."""

@@ -7,14 +7,14 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pretrax.observe.trackers.base import Line, Shown, Table, needs, remember
+from pretrax.observe.trackers.base import Line, Shown, Table, Tracker, needs, remember
 
 # The file of a run is a log as LevelDB writes it, of protocol buffers: blocks of records that are split over blocks.
 _HEAD, _BLOCK, _RECORD_HEAD = 7, 1 << 15, 7
 _WHOLE, _LAST = 1, 4  # types of a part of a record
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Tracker):
     """A W&B run. W&B cannot remove points: steps that are trained again keep their first values.
 
     Args:
@@ -54,10 +54,6 @@ class WeightsAndBiases:
         else:
             self._last = self._run.starting_step - 1  # of the server
         return {}
-
-    def rewind(self, step: int) -> bool:
-        del step
-        return False
 
     def log(self, lines: Sequence[Line]) -> None:
         for line in lines:
