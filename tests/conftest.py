@@ -1,4 +1,7 @@
-"""Eight simulated CPU devices for every test, decided before JAX is imported, and programs that are compiled once."""
+"""Eight simulated CPU devices for every test, decided before JAX is imported, and programs that are compiled once.
+
+Every worker imports all files of tests. So a package that takes long to import is imported by the test that uses it.
+"""
 
 import contextlib
 import faulthandler

@@ -24,7 +24,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import kubernetes_validate
 import yaml
-from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 
 CORE = ('configmaps ConfigMap', 'services Service', 'pods Pod', 'secrets Secret', 'namespaces Namespace',
         'serviceaccounts ServiceAccount', 'persistentvolumeclaims PersistentVolumeClaim')  # fmt: skip
@@ -49,6 +48,8 @@ def check_object(given: dict) -> None:
     if given['kind'] != 'JobSet':
         kubernetes_validate.validate(given, '1.31', strict=True)
         return
+    from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+
     read = JobsetV1alpha2JobSet.from_dict(json.loads(json.dumps(given)))
     assert read is not None
     _check_kept(given['spec'], read.to_dict()['spec'], 'spec')  # the model drops fields that it does not know

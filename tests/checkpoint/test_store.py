@@ -4,7 +4,6 @@ import os
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from bigram import Bigram
@@ -57,6 +56,8 @@ def test_state_is_restored_bit_exactly_on_any_mesh(mesh, tmp_path):
 
 def test_orbax_restores_what_was_saved(tmp_path):
     """Also on another mesh."""
+    import orbax.checkpoint as ocp
+
     state = state_on(mesh_of(2, 2, 2))
     saved(tmp_path, state)
     with jax.set_mesh(mesh_of(1, 4, 1)):

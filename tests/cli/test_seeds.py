@@ -5,7 +5,6 @@ import subprocess
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from launched import PATIENCE, PRETRAX, environment, write_run
 from pretrax.errors import UserError
@@ -15,6 +14,8 @@ from pretrax.view.compare.seeds import mean_of
 
 
 def test_the_interval_is_that_of_students_t():
+    from scipy import stats
+
     values = [3.1, 3.4, 3.3, 3.2, 3.6]
     expected = stats.t.interval(0.95, 4, np.mean(values), stats.sem(values))
     interval = mean_of(values)

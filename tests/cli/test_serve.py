@@ -6,7 +6,6 @@ import subprocess
 import threading
 from types import SimpleNamespace
 
-import openai
 import pytest
 
 from launched import environment
@@ -55,6 +54,8 @@ def run(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_run_is_served_and_followed_while_it_trains(run):
+    import openai
+
     with serving(run.directory, '--follow', '--max-length', 512, '--slots', 2) as server:
         assert 'attention to the cache by plain (no kernel for cpu)' in ''.join(server.printed)
         client = openai.OpenAI(base_url=f'{server.url}/v1', api_key='-', max_retries=0)

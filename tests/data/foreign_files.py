@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numcodecs
 import numpy as np
-import zarr
 
 MERGED_HEADER = 12
 
@@ -83,6 +82,8 @@ def megatron(prefix: Path, documents: list[list[list[int]]], dtype: str = 'uint1
 
 def seqax(path: Path, splits: dict[str, list[list[int]]], chunk: int = 8) -> Path:
     """MatX-inc/seqax tools/flat_tokens.py: Writer and Chunk.from_ragged, written with the zarr library in format 2."""
+    import zarr
+
     root = zarr.open_group(path, mode='w-', zarr_format=2)
     written = {'write_empty_chunks': True}  # the default of zarr 2: chunks of zeros are files, too
     blosc = numcodecs.Blosc(cname='lz4', clevel=5, shuffle=numcodecs.Blosc.BITSHUFFLE)

@@ -160,7 +160,7 @@ def messages(file: str) -> Iterator[tuple[ast.AST, ast.AST]]:
                             if isinstance(each, ast.JoinedStr | ast.BinOp))  # fmt: skip
 
 
-@pytest.mark.parametrize('room', sorted({file.partition('/')[0] for file in files()}))
+@pytest.mark.parametrize('room', sorted({path.relative_to(SOURCE).parts[0] for path in SOURCE.rglob('*.py')}))
 def test_no_words_of_a_message_are_glued(room):
     here = [file for file in files() if file.partition('/')[0] == room]
     assert not [each for file in here for scope, text in messages(file) for each in problems(file, scope, text)]

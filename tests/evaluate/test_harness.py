@@ -9,7 +9,6 @@ import pytest
 from goldens.golden import HERE, model_of, options, ours, tensors
 from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.errors import UserError
-from pretrax.evaluate.harness import HarnessModel
 from pretrax.evaluate.language_model import LanguageModel
 from pretrax.evaluate.task import Generate
 from small import mesh_of, transformer
@@ -23,6 +22,8 @@ def asked(*values):
 
 @pytest.fixture(scope='module')
 def harness():
+    from pretrax.evaluate.harness import HarnessModel
+
     case = GOLDEN['case']
     known = options(case)
     with jax.set_mesh(mesh_of()):

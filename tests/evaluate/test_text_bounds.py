@@ -15,7 +15,6 @@ import tokenizers
 
 from goldens.golden import HERE
 from goldens.make_text_bounds import PAIRS, ROLLING, ask, write_model
-from pretrax.evaluate.harness import HarnessModel
 from pretrax.weights.evaluated import Reading, models_at
 from pretrax.weights.imported import import_checkpoint
 
@@ -36,6 +35,8 @@ def same(logprobs):
 
 
 def test_scores_of_an_import_are_those_of_the_hf_backend(model):
+    from pretrax.evaluate.harness import HarnessModel
+
     directory, golden = model
     [(_, found)] = models_at(str(directory), Reading(batch_tokens=64), all_checkpoints=False)
     harness = HarnessModel(found)

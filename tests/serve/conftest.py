@@ -1,5 +1,4 @@
 import pytest
-from openai import OpenAI
 
 from serve.stub_engine import Running, stub_service
 
@@ -13,5 +12,7 @@ def server():
 
 @pytest.fixture(scope='session')
 def client(server):
+    from openai import OpenAI
+
     with OpenAI(base_url=f'{server.url}/v1', api_key='none', max_retries=0) as client:
         yield client

@@ -7,7 +7,6 @@ import socket
 import threading
 
 import numpy as np
-import openai
 import pytest
 
 from pretrax.serve.access import Keys
@@ -360,6 +359,8 @@ def test_a_path_or_method_that_does_not_exist(server, method, path, status, mess
 
 
 def test_the_client_library_raises_its_own_errors(client):
+    import openai
+
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model='gpt-4', prompt='x')
     assert missing.value.code == 'model_not_found'
@@ -388,6 +389,8 @@ def test_a_page_whose_origin_is_allowed_may_read_answers():
 
 
 def test_keys_are_needed_for_all_but_the_state_and_the_page():
+    import openai
+
     keys = Keys(['first', 'second'])
     with Running(stub_service(chat=False), keys=keys) as server:
         for header in (

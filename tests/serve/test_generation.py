@@ -5,7 +5,6 @@ import contextlib
 import json
 import threading
 
-import openai
 import pytest
 
 from pretrax.serve.access import Keys
@@ -121,6 +120,8 @@ def rest(opened):
 
 
 def test_the_client_library_raises_an_error_in_the_middle_of_a_stream():
+    import openai
+
     with running(slots=1, seconds=0.01) as server, openai.OpenAI(base_url=f'{server.url}/v1', api_key='-') as client:
         stream = client.completions.create(model='stub', **LONG)
         next(stream)
@@ -161,6 +162,8 @@ def test_an_answer_that_takes_too_long_is_an_error(stream):
 
 def test_a_full_queue_answers_429_and_nobody_starves():
     """40 clients at once, room for 8: 32 are refused while the engine stands still, and all are served in the end."""
+    import openai
+
     with running(limits=Limits(queue=6), slots=2) as server:
         server.engine.blocked.clear()
         refused = []
@@ -226,6 +229,8 @@ def test_a_client_may_ask_so_often_in_a_minute():
 
 
 def test_32_clients_at_once_get_what_each_gets_alone(server):
+    import openai
+
     async def ask(client, number, stream):
         asked = {'model': 'stub', 'prompt': f'prompt {number}', 'max_tokens': 40, 'seed': number}
         answer = await client.completions.create(**asked, stream=stream)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,6 +79,8 @@ def test_a_split_may_have_several_files(tmp_path):
 
 
 def test_zarr_reads_the_specified_format(tmp_path):
+    import zarr
+
     directory = write(tmp_path / 'here', [[7, 8, 0], [9, 0], [0]])
     group = zarr.open_group(directory, mode='r')
     assert group.attrs['splits'] == ['train']
@@ -117,6 +118,8 @@ def test_a_loss_mask_is_read_as_written_and_stored_only_if_given(tmp_path_factor
 
 @pytest.mark.usefixtures('small_files')
 def test_a_damaged_loss_mask_is_refused(tmp_path):
+    import zarr
+
     directory = tmp_path / 'here'
     with create(directory, IDENTITY, TOKENIZER.content, {}) as writer:
         writer.append('train', [[5, 6, 0], [7, 0]], n_bytes=1, predicted_bytes=1)
@@ -198,6 +201,8 @@ def test_the_error_names_a_file_that_disappears(damaged):
 
 
 def test_opening_finds_wrong_offsets(tmp_path):
+    import zarr
+
     directory = write(tmp_path / 'here', [[7, 8, 0], [9, 0]])
     array = zarr.open_array(directory / 'train' / 'seq_starts', mode='r+')
     array[:] = np.array([0, 3, 4], np.uint64)
@@ -215,6 +220,8 @@ def test_any_flipped_bit_is_found(damaged):
 
 
 def test_verify_finds_changed_values_with_valid_checksums(tmp_path):
+    import zarr
+
     directory = write(tmp_path / 'here', [[7, 8, 0], [9, 0]])
     for name, values, reason in (
         ('encoded_tokens', [15, 18, 0, 19, 0], 'sha256'),

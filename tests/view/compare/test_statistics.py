@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from pretrax.view.compare.statistics import first_below, known_noise, paired, pooled, series_mean, welch
 
@@ -13,6 +12,8 @@ A, B = [3.1, 3.3, 2.9, 3.2], [2.9, 2.7, 3.0]
 
 @pytest.mark.parametrize('confidence', [0.8, 0.95, 0.99])
 def test_intervals_are_those_of_scipy(confidence):
+    from scipy import stats
+
     def expected(result):
         interval = result.confidence_interval(confidence)
         return pytest.approx((interval.low, interval.high))
@@ -52,6 +53,8 @@ def test_intervals_contain_the_truth_as_often_as_they_say(count, sigma):
 @pytest.mark.parametrize('rho', [0.0, 0.6, 0.9])
 def test_the_mean_of_a_series_has_the_error_of_its_formula(rho):
     """An AR(1) process with noise of 1: the variance of its mean is 1 / (n (1 - rho)^2) for many n."""
+    from scipy import stats
+
     random = np.random.default_rng(0)
     count, repeats = 400, 300
     values = np.zeros((repeats, count + 100))
