@@ -1,13 +1,15 @@
 """The language model inside of a checkpoint that has more parts, such as a vision tower. Imports no JAX."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pretrax.errors import UserError
 from pretrax.huggingface.fields import wrong
 from pretrax.huggingface.files import HuggingFaceCheckpoint, Tensor
 from pretrax.huggingface.harmless import is_harmless
+from pretrax.tables import read_table
 
 
 @dataclass(frozen=True)
@@ -18,56 +20,24 @@ class TextPart:
         model_type: model type of the language model.
         outer: fields beside `text_config` that describe the other parts.
         names: prefixes of tensors, and their names in a checkpoint of only the language model. The first that fits is
-            used: files of transformers before and since version 4.52 have different ones.
+            used.
         left_out: prefixes of the tensors of the other parts.
         tied: whether the embedding is tied if config.json does not say it.
         capped: whether the class applies the soft cap of the logits.
     """
 
     model_type: str
-    outer: tuple[str, ...]
-    names: tuple[tuple[str, str], ...]
-    left_out: tuple[str, ...]
+    outer: Sequence[str]
+    names: Mapping[str, str]
+    left_out: Sequence[str]
     tied: bool
     capped: bool = False
 
 
-_VISION = ('vision_tower.', 'multi_modal_projector.', 'model.vision_tower.', 'model.multi_modal_projector.')
-_LANGUAGE_MODEL = (
-    ('language_model.model.', 'model.'), ('language_model.lm_head.', 'lm_head.'),
-    ('model.language_model.', 'model.'), ('lm_head.', 'lm_head.'),
-)  # fmt: skip
-
-
-def _qwen35(model_type: str) -> TextPart:
-    ids = ('image_token_id', 'video_token_id', 'vision_start_token_id', 'vision_end_token_id')
-    outer = ('vision_config', 'language_model_only', *ids)
-    return TextPart(model_type, outer, _LANGUAGE_MODEL, ('model.visual.', 'visual.', 'mtp.'), tied=False)
-
-
 TEXT_PARTS = {
-    'gemma3': TextPart(
-        'gemma3_text',
-        ('vision_config', 'mm_tokens_per_image', 'boi_token_index', 'eoi_token_index', 'image_token_index',
-         'boi_token_id', 'eoi_token_id', 'image_token_id'),
-        _LANGUAGE_MODEL, _VISION, tied=True,
-    ),
-    'gemma4': TextPart(
-        'gemma4_text',
-        ('vision_config', 'audio_config', 'boi_token_id', 'eoi_token_id', 'image_token_id', 'video_token_id',
-         'boa_token_id', 'eoa_token_id', 'eoa_token_index', 'audio_token_id', 'vision_soft_tokens_per_image'),
-        _LANGUAGE_MODEL,
-        ('model.vision_tower.', 'model.embed_vision.', 'model.audio_tower.', 'model.embed_audio.'), tied=True,
-        capped=True,
-    ),
-    'llama4': TextPart(
-        'llama4_text',
-        ('vision_config', 'boi_token_index', 'eoi_token_index', 'image_token_index', 'boi_token_id', 'eoi_token_id',
-         'image_token_id'),
-        _LANGUAGE_MODEL, ('vision_model.', 'multi_modal_projector.'), tied=False,
-    ),
-    'qwen3_5': _qwen35('qwen3_5_text'), 'qwen3_5_moe': _qwen35('qwen3_5_moe_text'),
-}  # fmt: skip
+    kind: TextPart(**row | {'outer': row['outer'].split(), 'left_out': row['left_out'].split()})
+    for kind, row in read_table(Path(__file__).with_suffix('.yaml')).items()
+}
 
 
 def text_part(config: Mapping[str, Any]) -> TextPart | None:
@@ -122,7 +92,7 @@ def text_checkpoint(checkpoint: HuggingFaceCheckpoint) -> tuple[HuggingFaceCheck
             kind = other.strip('.').rpartition('.')[2]
             left_out[kind] = left_out.get(kind, 0) + 1
             continue
-        old, new = next(((old, new) for old, new in part.names if name.startswith(old)), ('', ''))
+        old, new = next(((old, new) for old, new in part.names.items() if name.startswith(old)), ('', ''))
         short = new + name.removeprefix(old)
         if short in tensors:
             raise UserError(

@@ -7,13 +7,12 @@ are.
 import math
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from pretrax.errors import UserError
-from pretrax.tables import read_table
 from pretrax.translate.modalities_components import (
     MODEL_WRAPPERS,
+    TABLES,
     Component,
     checkpoints,
     clipping,
@@ -32,8 +31,7 @@ _REFERENCE = re.compile(r'\$\{([\w.]+)\}')
 _DEEPEST = 16  # references to references
 _UNKNOWN_STEPS = 1000
 _PROFILE, _TARGET = 'settings.step_profile', 'settings.training_target'
-_TABLES = read_table(Path(__file__).with_suffix('.yaml'))
-_COMPONENTS = {kind: row for row in _TABLES['components'] for kind in row['kinds'].split()}
+_COMPONENTS = {kind: row for row in TABLES['components'] for kind in row['kinds'].split()}
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +70,7 @@ def translate(t: Translation, stem: str, devices: int | None) -> None:
                 'prompts do not count with data.messages_field or data.prompt_field (docs/data.md#conversations)',
                 *masked,
             )
-    for row in _TABLES['not_needed']:
+    for row in TABLES['not_needed']:
         t.not_needed(row['reason'], *t.matching(*row['keys'].split()))
     for c in components:
         if row := _COMPONENTS.get(c.kind):

@@ -2,47 +2,20 @@
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pretrax.config.problems import shown
 from pretrax.errors import UserError
+from pretrax.tables import read_table
 from pretrax.translate.translation import Translation
 
-MODEL_WRAPPERS = {
-    'fsdp_wrapped',
-    'fsdp1_wrapped',
-    'fsdp2_wrapped',
-    'model_initialized',
-    'compiled',
-    'activation_checkpointed',
-    'gpt2_tp',
-    'debugging_enriched',
-    'fsdp1_checkpointed',
-    'activation_checkpointed_fsdp1',
-}
+TABLES = read_table(Path(__file__).with_name('modalities.yaml'))
+MODEL_WRAPPERS: list[str] = TABLES['wrappers'].split()
 _MULTIPLE = 256  # what the width of a SwiGLU is rounded up to
-_MESH = {
-    'data_parallel_replicate_degree': 'r',
-    'data_parallel_shard_degree': 'd',
-    'tensor_parallel_degree': 't',
-    'pipeline_parallel_degree': 'p',
-    'context_parallel_degree': 'c',
-}
-_NORMS = {'layer_norm': 'layernorm', 'rms_norm': 'rmsnorm', 'pytorch_rms_norm': 'rmsnorm'}
-_DTYPES = {
-    'BF_16': 'bf16',
-    'FP_16': 'fp16',
-    'FP_32': 'f32',
-    'NO_MIXED_PRECISION': 'f32',
-    'BF_16_WORKING': 'bf16',
-    'MIXED_PRECISION_MEGATRON': 'bf16',
-}
-_NO_DECAY = {
-    'embedding': ['embed*', 'positions*'],
-    'layernorm': ['*norm*'],
-    'norm': ['*norm*'],
-    'linear': ['layers.*', 'unembed*'],
-}
+_NORMS: dict[str, str] = TABLES['norms']
+_DTYPES: dict[str, str] = TABLES['dtypes']
+_NO_DECAY: dict[str, list[str]] = TABLES['no_decay']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +169,7 @@ def mesh(t: Translation, components: Sequence[Component]) -> dict[str, int | str
     axes: dict[str, int | str] = {'r': 1, 'd': 'auto', 'c': 1, 't': 1, 'p': 1}
     for c in components:
         if c.kind == 'device_mesh':
-            for name, axis in _MESH.items():
+            for name, axis in TABLES['mesh'].items():
                 if c.has(name):
                     size = c.integer(name)
                     axes[axis] = 'auto' if size == -1 else size
