@@ -39,12 +39,7 @@ MAY_IMPORT = {
     'observe': {'amounts', 'errors', 'system', 'storage'},
     'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'system', 'storage', 'tables'},
     'infer': {'errors', 'option', 'jax_compat', 'shardlib', 'model'},
-    'translate': {
-        'errors',
-        'config',
-        'model',
-        'tables',
-    },  # configurations of other tools; of `model` the tables of presets
+    'translate': {'errors', 'config', 'model', 'tables'},  # of `model` the tables of presets
     'evaluate': {'errors', 'shardlib', 'model', 'infer', 'data'},  # of `data` the readers of text
     # It shows what runs wrote: reports, comparisons, live pages, programs, traces.
     'view': {
