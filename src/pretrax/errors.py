@@ -62,12 +62,12 @@ class UserError(ValueError):
 
 
 @contextlib.contextmanager
-def system_errors(problem: str) -> Iterator[None]:
-    """Makes an error of the system a UserError: the problem, such as 'FILE cannot be read', and the reason."""
+def system_errors(problem: str, fix: str = '') -> Iterator[None]:
+    """Makes an error of the system a UserError: the problem, such as 'FILE cannot be read', the reason, and `fix`."""
     try:
         yield
     except OSError as error:
-        raise UserError(f'{problem}: {error.strerror}') from error
+        raise UserError(f'{problem}: {error.strerror or error}{fix}') from error
 
 
 class UnavailableError(UserError):

@@ -2,7 +2,7 @@
 
 import os
 
-from pretrax.errors import UserError
+from pretrax.errors import system_errors
 from pretrax.storage import locate
 from pretrax.storage.whole_file import write_whole
 
@@ -10,11 +10,9 @@ from pretrax.storage.whole_file import write_whole
 def write_output(out: str, content: str | bytes) -> None:
     """Writes a file, on a disk with its directories or in a bucket. Raises UserError."""
     path = locate(out)
-    try:
+    with system_errors(f'cannot write {out}'):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content if isinstance(content, bytes) else content.encode())
-    except OSError as error:
-        raise UserError(f'cannot write {out}: {error.strerror}') from error
 
 
 def next_command(command: str) -> str:

@@ -18,7 +18,7 @@ import yaml
 from pretrax.config import registry
 from pretrax.config.load import model_name
 from pretrax.config.source import parse, read_text
-from pretrax.errors import UserError
+from pretrax.errors import UserError, system_errors
 from pretrax.storage import AnyPath
 from pretrax.storage.whole_file import write_whole
 
@@ -74,13 +74,11 @@ def upgrade_file(path: AnyPath, out: AnyPath | None = None) -> list[str]:
         return []
     place = out or path
     place = Path(os.path.realpath(place)) if isinstance(place, Path) else place  # a link stays a link
-    try:
+    with system_errors(f'{place} cannot be written'):
         mode = place.stat().st_mode if isinstance(place, Path) and place.exists() else None
         write_whole(place, new.encode(), sync=True)
         if mode is not None and isinstance(place, Path):
             place.chmod(mode)
-    except OSError as error:
-        raise UserError(f'{place} cannot be written: {error.strerror}') from error
     return changes
 
 

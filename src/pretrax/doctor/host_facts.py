@@ -20,7 +20,7 @@ from typing import Any
 from pretrax import __version__
 from pretrax.config import RunConfig, load, written_values
 from pretrax.doctor.network import connect, listen
-from pretrax.errors import UserError
+from pretrax.errors import UserError, system_errors
 from pretrax.storage import BucketPath
 from pretrax.system.accelerators import gpus_here
 
@@ -64,13 +64,9 @@ def write_token(config: RunConfig) -> str:
     """
     token = f'.shared-{secrets.token_hex(8)}'
     if not isinstance(config.run_dir, BucketPath):
-        try:
+        with system_errors(f'run_dir: {config.run_dir} cannot be written', '\nuse another directory: run_dir=PATH'):
             config.run_dir.mkdir(parents=True, exist_ok=True)
             (config.run_dir / token).touch()
-        except OSError as error:
-            raise UserError(
-                f'run_dir: {config.run_dir} cannot be written: {error.strerror}\nuse another directory: run_dir=PATH'
-            ) from error
     return token
 
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from pretrax.errors import UserError
+from pretrax.errors import UserError, system_errors
 from pretrax.evaluate.contamination import texts_of_files
 from pretrax.evaluate.task import Document, Generate, Likelihood, Measured, Rolling, Score, Settings, Task
 
@@ -160,10 +160,8 @@ TEXT_TASKS = (
 def _documentation() -> tuple[str, ...]:
     """The topics of Python's language reference, English prose with some code, in the order of their names."""
     path = Path(sysconfig.get_path('stdlib')) / 'pydoc_data' / 'topics.py'
-    try:
+    with system_errors(str(path), '; these tasks are made from it'):
         tree = ast.parse(path.read_text(encoding='utf-8'))
-    except OSError as error:
-        raise UserError(f'{path}: {error.strerror}; these tasks are made from it') from None
     [values] = [node.value for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value]
     topics: dict[str, str] = ast.literal_eval(values)
     return tuple(dict.fromkeys(topics[name] for name in sorted(topics)))

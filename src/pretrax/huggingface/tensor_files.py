@@ -15,7 +15,7 @@ from typing import IO, Any
 import ml_dtypes
 import numpy as np
 
-from pretrax.errors import UserError
+from pretrax.errors import UserError, system_errors
 from pretrax.huggingface.files import INDEX, SINGLE, WRITTEN, not_finite_text
 from pretrax.storage import AnyPath
 from pretrax.storage.staging import written_directory
@@ -150,13 +150,11 @@ def new_directory(directory: AnyPath) -> Iterator[Path]:
     Raises:
         UserError: the directory exists and is not empty, or it cannot be written.
     """
-    try:
+    with system_errors(f'cannot write {directory}'):
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise UserError(f'{directory} exists and is not empty\ngive a new directory')
         with written_directory(directory) as local, atomic.new_directory(local, sync=True) as partial:
             yield partial
-    except OSError as error:
-        raise UserError(f'cannot write {directory}: {error.strerror}') from error
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from pretrax.errors import Report, UserError
+from pretrax.errors import Report, UserError, system_errors
 from pretrax.launch.engine import Engine
 from pretrax.launch.group import output_file
 from pretrax.launch.record import LaunchRecord, write_record
@@ -46,10 +46,8 @@ class Foreground(Engine):
                 f'the launcher runs on {record.host}, maybe in a container\n'
                 f'run this command there, or kill -TERM {record.job}'
             )
-        try:
+        with system_errors(f'the launcher {record.job} cannot be asked to stop'):
             os.kill(int(record.job), signal.SIGTERM)
-        except OSError as error:
-            raise UserError(f'the launcher {record.job} cannot be asked to stop: {error.strerror}') from error
         return f'asked the launcher {record.job} to stop: its processes save the state and end'
 
 

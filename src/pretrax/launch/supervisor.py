@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pretrax.config import RunConfig
-from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, Report, UserError
+from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, Report, system_errors
 from pretrax.launch.crash import Crash, StackFiles, attempt_label, write_crash_report
 from pretrax.launch.elastic import Slots
 from pretrax.launch.group import Group
@@ -70,12 +70,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Trains until the run is done or no attempt is left. Returns the exit code."""
-        try:
+        with system_errors(f'run_dir: {self._directory} cannot be written', '\ngive another directory: run_dir=PATH'):
             (self._directory / 'output').mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f'run_dir: {self._directory} cannot be written: {error.strerror}\ngive another directory: run_dir=PATH'
-            ) from error
         with self._handling_signals():
             try:
                 code = self._run_attempts()

@@ -27,7 +27,7 @@ import pydantic
 from jax.experimental import serialize_executable
 
 from pretrax.config import RunConfig, diff, effect_of, from_manifest, written_values
-from pretrax.errors import UserError, first_line
+from pretrax.errors import UserError, first_line, system_errors
 from pretrax.jax_compat import EXECUTABLE_CLASSES, ExecutableUnpickler
 from pretrax.plan.step import PlannedStep
 from pretrax.run.setup import Run
@@ -99,13 +99,11 @@ def save(planned: PlannedStep, path: AnyPath) -> int:
     with zipfile.ZipFile(content, 'w', zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr('manifest.json', manifest.model_dump_json(indent=1))
         archive.writestr('executable', executable)
-    try:
+    with system_errors(f'--save {path}: cannot be written'):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content.getvalue())
         if isinstance(path, pathlib.Path):  # a umask may let a group write to it
             path.chmod(path.stat().st_mode & ~0o022)
-    except OSError as error:
-        raise UserError(f'--save {path}: cannot be written: {error.strerror}') from error
     return len(content.getvalue())
 
 
@@ -157,10 +155,8 @@ def _manifest(run: Run, lowered: Any, executable: bytes) -> Manifest:
 
 def _read(path: pathlib.Path) -> tuple[Manifest, bytes]:
     """The manifest and the executable of an undamaged file of a trusted owner."""
-    try:
+    with system_errors(f'--compiled {path}: cannot be read'):
         why = why_untrusted(path)
-    except OSError as error:
-        raise UserError(f'--compiled {path}: cannot be read: {error.strerror}') from error
     if why:
         raise UserError(
             f'--compiled {path}: {why}, and loading the file would run their program\n'

@@ -78,12 +78,9 @@ def _bars(found: 'Lengths') -> tuple[list[str], list[int]]:
 
 
 def _draw(file: Path, drawn: dict[str, 'Lengths'], name: str) -> None:
+    from pretrax.cli._output import write_output
     from pretrax.view.charts.picture import bars_picture
 
     series = {split: _bars(found) for split, found in drawn.items()}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(bars_picture(series, f'Documents of {name}', 'number of documents by tokens per document'))
-    except OSError as error:
-        raise UserError(f'cannot write {file}: {error.strerror}') from error
+    write_output(str(file), bars_picture(series, f'Documents of {name}', 'number of documents by tokens per document'))
     print(f'\nwrote {file}')

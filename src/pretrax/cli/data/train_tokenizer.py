@@ -1,6 +1,6 @@
 """Train a tokenizer on text."""
 
-from pretrax.errors import UserError
+from pretrax.errors import UserError, system_errors
 from pretrax.option import REQUIRED, argument, option
 from pretrax.storage import BucketPath, locate
 
@@ -41,15 +41,13 @@ def train_tokenizer(
     work = Work(options.engine, options.workers) if isinstance(options, TextOptions) else Work()
     corpus = find_corpus(options, print)
     tokenizer = train_on_corpus(corpus, print, vocab_size or options.vocab_size or 4096, MODELS[model], work)
-    try:
+    with system_errors(f'--out {out}: cannot write'):
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(path, BucketPath):
             is_written = path.create(tokenizer.content)
         else:
             write_whole(path, tokenizer.content)
             is_written = True
-    except OSError as error:
-        raise UserError(f'--out {out}: cannot write: {error.strerror}') from error
     if not is_written:
         raise UserError(
             f'--out {out}: another process has written it in the meantime\n  use that file, or write to another one'

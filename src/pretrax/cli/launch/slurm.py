@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Verbose
-from pretrax.errors import UserError
+from pretrax.errors import UserError, system_errors
 from pretrax.launch.options import Resources
 from pretrax.option import argument, option
 
@@ -129,13 +129,9 @@ def _submit(script: str, resources: Resources, run_dir: 'AnyPath', log: Path, fa
     check_cluster(resources)
     refuse_if_running(run_dir)
     warn_of_local_files(run_dir, lambda text: print(text, file=sys.stderr))
-    try:
+    with system_errors(f'{run_dir} cannot be written', '\ngive another directory: run_dir=PATH'):
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / 'launch.sbatch').write_text(script)
-    except OSError as error:
-        raise UserError(
-            f'{run_dir} cannot be written: {error.strerror}\ngive another directory: run_dir=PATH'
-        ) from error
     job, expected = submit(script)
     name = str(log).replace('%j', job).replace('%A', job)
     write_record(run_dir, LaunchRecord(engine='slurm', job=job, nodes=resources.nodes, facts={'log': name, **facts}))

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from pretrax.data.corpus.content import read_content
 from pretrax.data.corpus.files import INDEX_SUFFIX, TextFile
 from pretrax.data.corpus.storage import state
-from pretrax.errors import UserError
+from pretrax.errors import UserError, system_errors
 from pretrax.system.atomic import sync_directory, sync_file
 from pretrax.system.json_file import parse_json
 from pretrax.system.locks import is_at, lock
@@ -111,39 +111,37 @@ def write_index(file: TextFile, say: Callable[[int], None] = lambda _: None) -> 
         )
     frames = array('Q')
     n_bytes = n_lines = crc = 0
-    try:
-        with _replacing(index_path(file.path)) as out:
-            out.write(bytes(_HEADER))
-            last = np.zeros(1, '<u8')  # where the next line would start
-            for block in read_content(file.path, began=lambda *offsets: frames.extend(offsets)):
-                ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord('\n')) + (n_bytes + 1)
-                n_bytes += len(block)
-                starts = np.concatenate([last, ends.astype('<u8')])
-                last = starts[-1:]
-                n_lines += len(starts) - 1
-                crc = zlib.crc32(starts[:-1].tobytes(), crc)
-                out.write(starts[:-1].tobytes())
-                say(n_bytes)
-                _refuse_changed(file)  # after each block, since a growing file has no end
-            rest = last.tobytes() if last[0] < n_bytes else b''
-            n_lines += bool(rest)
-            rest += np.array(frames, '<u8').tobytes()
-            out.write(rest)
-            _refuse_changed(file)
-            header = Header(
-                version=VERSION,
-                size=file.state.size or 0,
-                stamp=file.state.stamp,
-                n_bytes=n_bytes,
-                n_lines=n_lines,
-                n_frames=len(frames) // 2,
-                crc32=zlib.crc32(rest, crc),
-            )
-            sync_file(out)
-            out.seek(0)
-            out.write(MAGIC + header.model_dump_json().encode().ljust(_HEADER - len(MAGIC)))
-    except OSError as error:
-        raise UserError(f'{index_path(file.path)}: cannot write the index: {error.strerror or error}') from error
+    place = index_path(file.path)
+    with system_errors(f'{place}: cannot write the index'), _replacing(place) as out:
+        out.write(bytes(_HEADER))
+        last = np.zeros(1, '<u8')  # where the next line would start
+        for block in read_content(file.path, began=lambda *offsets: frames.extend(offsets)):
+            ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord('\n')) + (n_bytes + 1)
+            n_bytes += len(block)
+            starts = np.concatenate([last, ends.astype('<u8')])
+            last = starts[-1:]
+            n_lines += len(starts) - 1
+            crc = zlib.crc32(starts[:-1].tobytes(), crc)
+            out.write(starts[:-1].tobytes())
+            say(n_bytes)
+            _refuse_changed(file)  # after each block, since a growing file has no end
+        rest = last.tobytes() if last[0] < n_bytes else b''
+        n_lines += bool(rest)
+        rest += np.array(frames, '<u8').tobytes()
+        out.write(rest)
+        _refuse_changed(file)
+        header = Header(
+            version=VERSION,
+            size=file.state.size or 0,
+            stamp=file.state.stamp,
+            n_bytes=n_bytes,
+            n_lines=n_lines,
+            n_frames=len(frames) // 2,
+            crc32=zlib.crc32(rest, crc),
+        )
+        sync_file(out)
+        out.seek(0)
+        out.write(MAGIC + header.model_dump_json().encode().ljust(_HEADER - len(MAGIC)))
     index = find_index(file)
     assert index is not None
     return index

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from pretrax import storage
-from pretrax.errors import UserError, install_extra
+from pretrax.errors import UserError, install_extra, system_errors
 from pretrax.storage.settings import s3_access
 
 # Protocols of the extra `cloud`. For any other protocol, the error names the package that fsspec needs.
@@ -81,10 +81,8 @@ def locate(spec: str) -> Location:
 def state(location: Location) -> State:
     """The current state of a file."""
     if isinstance(location, Path):
-        try:
+        with system_errors(str(location)):
             return State.from_stat(location.stat())
-        except OSError as error:
-            raise UserError(f'{location}: {error.strerror}') from None
     filesystem, path = connect(location)
     try:
         filesystem.invalidate_cache()  # cached listings would hide a change
@@ -107,10 +105,8 @@ def state_of(info: dict[str, Any]) -> State:
 def opened(location: Location) -> BinaryIO:
     """Opens a file for reading bytes."""
     if isinstance(location, Path):
-        try:
+        with system_errors(str(location)):
             return location.open('rb')
-        except OSError as error:
-            raise UserError(f'{location}: {error.strerror}') from None
     filesystem, path = connect(location)
     try:
         return filesystem.open(path, 'rb')

@@ -32,7 +32,7 @@ from pretrax.data.tokenizers.tokenizer_files import TOKENIZER_JSON
 from pretrax.data.tokenizers.tokenizer_training import ModelName, train_and_report
 from pretrax.data.tokens.flat_tokens import VERSION, TokenizerIdentity, open_split, refuse_unreadable
 from pretrax.data.tokens.flat_tokens_writer import Writer, WrittenMeanwhileError, create
-from pretrax.errors import Report, UserError
+from pretrax.errors import Report, UserError, system_errors
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.result import remove_unfinished, result_at
 from pretrax.system.atomic import write_file
@@ -134,10 +134,8 @@ def _locked(shards_dir: Path, say: Report) -> DirectoryLock:
     def before_waiting() -> None:
         say(f'tokens: another process works in {shards_dir}; waiting for it')
 
-    try:
+    with system_errors(f'{shards_dir.parent}: cannot write the tokens'):
         return lock_directory(shards_dir, warn, before_waiting)
-    except OSError as error:
-        raise UserError(f'{shards_dir.parent}: cannot write the tokens: {error.strerror}') from error
 
 
 def _is_reusable(path: AnyPath, named: bool, recipe: dict[str, Any], say: Report) -> bool:

@@ -24,7 +24,7 @@ import numpy as np
 from pretrax.data.corpus.corpus import Shard
 from pretrax.data.corpus.selection import RowCounts
 from pretrax.data.tokenize.encode_shard import EncodedDocuments, Job, Progress, encode_shard
-from pretrax.errors import UserError
+from pretrax.errors import system_errors
 from pretrax.system.atomic import partial_path, rename_directory, sync_file
 
 _READ_AT_ONCE = 1 << 22  # tokens
@@ -163,7 +163,5 @@ def read_shard(directory: Path, number: int, shard: TokenizedShard) -> Iterator[
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    try:
+    with system_errors(f'{path.parent}: cannot write the tokens'):
         yield
-    except OSError as error:
-        raise UserError(f'{path.parent}: cannot write the tokens: {error.strerror or error}') from error

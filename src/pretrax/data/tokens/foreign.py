@@ -19,7 +19,7 @@ from pretrax.data.corpus.files import nearest
 from pretrax.data.tokens.flat_tokens import little_endian
 from pretrax.data.tokens.foreign_layout import GPT2_END_OF_TEXT, MEGATRON_MAGIC, IdType, Layout, megatron, nanogpt, pbin
 from pretrax.data.tokens.token_store import TokenStore
-from pretrax.errors import Report, UserError
+from pretrax.errors import Report, UserError, system_errors
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.system.atomic import new_directory
 from pretrax.system.cache import cache_directory
@@ -229,12 +229,10 @@ def _cached_or_made(layout: Layout, directory: AnyPath | None, say: Report) -> S
 
 def _save(found: Survey, path: Path) -> None:
     rest = {name: value for name, value in found._asdict().items() if name != 'starts'}
-    try:
-        with new_directory(path, keep_existing=True) as partial:  # another process writes the same
-            np.save(partial / 'starts.npy', found.starts)
-            (partial / 'survey.json').write_text(json.dumps(rest))
-    except OSError as error:
-        raise UserError(f'{path}: cannot write the survey of the token file: {error.strerror}') from error
+    problem = f'{path}: cannot write the survey of the token file'
+    with system_errors(problem), new_directory(path, keep_existing=True) as partial:  # another process writes the same
+        np.save(partial / 'starts.npy', found.starts)
+        (partial / 'survey.json').write_text(json.dumps(rest))
 
 
 def _make(layout: Layout, say: Report) -> Survey:

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from pretrax.data.tokens.foreign_pickle import read_pairs
-from pretrax.errors import UserError
+from pretrax.errors import UserError, system_errors
 
 NANOGPT = 'nanoGPT .bin'
 GPT2_END_OF_TEXT = 50256
@@ -311,10 +311,8 @@ class IdFile:
 
 
 def _size(path: Path, what: str) -> int:
-    try:
+    with system_errors(f'{path}: cannot be read', f'\n  expected a {what}'):
         size = path.stat().st_size
-    except OSError as error:
-        raise UserError(f'{path}: cannot be read: {error.strerror}\n  expected a {what}') from None
     if size == 0:
         raise UserError(f'{path}: the file is empty')
     return size

@@ -13,7 +13,7 @@ from pretrax.data.tokens.nanogpt_meta import TOKENS_JSON, meta_files
 from pretrax.data.tokens.token_copy import Documents, TextBytes, output, read_documents
 from pretrax.data.tokens.token_files import TokenFiles, is_flat_tokens, open_token_files
 from pretrax.data.tokens.token_store import TokenStore
-from pretrax.errors import Report, UserError
+from pretrax.errors import Report, UserError, system_errors
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.system.atomic import new_directory, partial_path
 from pretrax.system.cache import cache_directory
@@ -62,24 +62,21 @@ def convert_to_nanogpt(files: TokenFiles, out: AnyPath, say: Report, added_end: 
         )
     if any(store.has_mask for store in files.splits.values()):
         raise UserError(f'{files.path}: it has a loss mask, which a nanoGPT .bin cannot store')
-    try:
-        with new_directory(out, sync=True) as partial:
-            for split, store in files.splits.items():
-                name = 'val.bin' if split == 'validation' else f'{split}.bin'
-                with (partial / name).open('wb') as stream:
-                    for documents in read_documents(store, say):
-                        ids = (documents.encoded >> 1).astype('<u2')
-                        if added_end is not None:
-                            ids = np.insert(ids, np.cumsum(documents.lengths), added_end)
-                        stream.write(ids)
-                say(f'{out / name}: {store.n_documents:,} documents, {(partial / name).stat().st_size // 2:,} tokens')
-            tokenizer = files.tokenizer if identity.vocab_size == files.identity.vocab_size else None
-            if tokenizer is None:
-                identity = identity.model_copy(update={'sha256': None})
-            for name, content in meta_files(identity, tokenizer).items():
-                (partial / name).write_bytes(content)
-    except OSError as error:
-        raise UserError(f'{out}: cannot write the tokens: {error.strerror or error}') from error
+    with system_errors(f'{out}: cannot write the tokens'), new_directory(out, sync=True) as partial:
+        for split, store in files.splits.items():
+            name = 'val.bin' if split == 'validation' else f'{split}.bin'
+            with (partial / name).open('wb') as stream:
+                for documents in read_documents(store, say):
+                    ids = (documents.encoded >> 1).astype('<u2')
+                    if added_end is not None:
+                        ids = np.insert(ids, np.cumsum(documents.lengths), added_end)
+                    stream.write(ids)
+            say(f'{out / name}: {store.n_documents:,} documents, {(partial / name).stat().st_size // 2:,} tokens')
+        tokenizer = files.tokenizer if identity.vocab_size == files.identity.vocab_size else None
+        if tokenizer is None:
+            identity = identity.model_copy(update={'sha256': None})
+        for name, content in meta_files(identity, tokenizer).items():
+            (partial / name).write_bytes(content)
     ends = 'has one document' if identity.end_of_text is None else f'ends documents with token {identity.end_of_text}'
     say(f'{out}: {ends}, as its {TOKENS_JSON} says')
 
