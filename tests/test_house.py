@@ -103,7 +103,7 @@ SPINE_LINES, SPINE_MODULES = 897, 35
 # that it left.
 STAYS, RETURNS = 15, 2
 # All lines of the Python source. It only goes down, to 70,000.
-SOURCE_LINES = 77_870
+SOURCE_LINES = 77_866
 SPINE = ('cli/train.py', 'run/loop.py', 'train/step.py', 'model/transformer.py')
 # Modules without a test of their own name, by the test that runs them.
 TESTED_BY = {
