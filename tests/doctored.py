@@ -83,7 +83,7 @@ if 'slow' in faults:
                 os.sched_setaffinity(thread, core)
                 os.setpriority(os.PRIO_PROCESS, thread, 15)
         module.wait_for_all = slow
-    when_imported('pretrax.doctor.speed', change)
+    when_imported('pretrax.doctor.devices', change)
 if 'pair' in faults:
     def change(module):
         import jax, time

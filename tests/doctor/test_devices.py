@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 
 from pretrax import config_from_values
-from pretrax.doctor import devices, speed
+from pretrax.doctor import devices
 from pretrax.doctor.comparison import compare_nodes
-from pretrax.doctor.context import Context
+from pretrax.doctor.findings import Context
 from runs import BIGRAM
 
 VALUES = {
@@ -55,14 +55,14 @@ def test_memory_in_use(monkeypatch):
 
 
 def test_the_rate_of_products(monkeypatch):
-    monkeypatch.setattr(speed, '_SECONDS', 0.2)
-    [found] = speed.rates(Context(None))
+    monkeypatch.setattr(devices, '_SECONDS', 0.2)
+    [found] = devices.rates(Context(None))
     assert found.compare
     assert found.amount is not None
     assert 1e8 < found.amount < 1e14
 
 
 def test_results_that_change_are_a_failure(monkeypatch):
-    monkeypatch.setattr(speed, '_SECONDS', 0.1)
-    monkeypatch.setattr(speed.jnp, 'array_equal', lambda a, b: False)
-    assert 'failure' in [finding.status for finding in speed.rates(Context(None))]
+    monkeypatch.setattr(devices, '_SECONDS', 0.1)
+    monkeypatch.setattr(devices.jnp, 'array_equal', lambda a, b: False)
+    assert 'failure' in [finding.status for finding in devices.rates(Context(None))]

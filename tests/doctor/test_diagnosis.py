@@ -9,8 +9,7 @@ import pytest
 from doctored import doctored
 from preloaded import run
 from pretrax.doctor import diagnosis
-from pretrax.doctor.context import Context
-from pretrax.doctor.findings import Finding
+from pretrax.doctor.findings import Context, Finding
 
 QUICKSTART = 'quickstart'
 

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from pretrax.doctor import interconnect
-from pretrax.doctor.context import Context
+from pretrax.doctor.findings import Context
 
 
 def test_all_reduce_of_a_few_sizes_in_one_process():

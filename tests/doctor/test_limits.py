@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pretrax.doctor import limits
-from pretrax.doctor.context import Context
+from pretrax.doctor.findings import Context
 
 NOTHING_FREE = 'MemTotal: 1000000 kB\nSwapTotal: 8000000 kB\nSwapFree: {} kB\n'
 
@@ -31,7 +31,7 @@ def limited(check: str, *resources: str, processes: int = 1) -> str:
         for name, _, value in (r.partition('=') for r in resources)
     ]
     program = '\n'.join([
-        'import resource', 'from pretrax.doctor import limits', 'from pretrax.doctor.context import Context', *lines,
+        'import resource', 'from pretrax.doctor import limits', 'from pretrax.doctor.findings import Context', *lines,
         f'print(*[f"{{f.status}}: {{f.result}}: {{f.fix}}" for f in limits.{check}(Context(None, '
         f'processes={processes}))])',
     ])  # fmt: skip

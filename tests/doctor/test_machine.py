@@ -6,7 +6,7 @@ import pytest
 
 from pretrax.doctor import machine
 from pretrax.doctor.comparison import compare_nodes
-from pretrax.doctor.context import Context
+from pretrax.doctor.findings import Context
 
 
 def test_a_name_that_cannot_be_resolved(monkeypatch):

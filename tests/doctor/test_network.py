@@ -8,7 +8,7 @@ import pytest
 
 from pretrax import config_from_values
 from pretrax.doctor import network
-from pretrax.doctor.context import Context
+from pretrax.doctor.findings import Context
 from runs import BIGRAM
 from side_by_side import free_port
 

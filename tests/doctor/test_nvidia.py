@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from pretrax.doctor import nvidia
-from pretrax.doctor.context import Context
+from pretrax.doctor.findings import Context
 
 # Answers `--query-KIND=FIELDS` from answers.json: {field: value}, for each of the GPUs or processes.
 PROGRAM = """#!{python} -IS

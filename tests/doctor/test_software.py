@@ -5,7 +5,7 @@ import pytest
 from pretrax import config_from_values
 from pretrax.doctor import software
 from pretrax.doctor.comparison import compare_nodes
-from pretrax.doctor.context import Context
+from pretrax.doctor.findings import Context
 from runs import BIGRAM
 
 VALUES = {

@@ -5,7 +5,7 @@ import pytest
 
 from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import check_sizes
-from pretrax.doctor.context import Context
+from pretrax.doctor.findings import Context
 from pretrax.doctor.state import checkpoint_size, state_bytes
 from runs import Quiet
 

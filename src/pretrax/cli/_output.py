@@ -4,7 +4,7 @@ import os
 
 from pretrax.errors import system_errors
 from pretrax.storage import locate
-from pretrax.storage.whole_file import write_whole
+from pretrax.storage.locate import write_whole
 
 
 def write_output(out: str, content: str | bytes) -> None:

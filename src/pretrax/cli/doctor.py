@@ -26,8 +26,8 @@ def doctor(
     if config is not None and '=' in config:
         raise UserError(f'{config}: expected a configuration first\n  write: pretrax doctor CONFIG {config}')
     loaded = load(config, overrides) if config else None
-    from pretrax.doctor.context import Context
     from pretrax.doctor.diagnosis import diagnose
+    from pretrax.doctor.findings import Context
     from pretrax.run.processes import identity
 
     who = identity((loaded or load('quickstart')).processes)

@@ -1,8 +1,10 @@
-"""The size of every mesh axis, from the `mesh:` section and the available devices."""
+"""The size of every mesh axis, from the `mesh:` section and the devices; and values that pretrax chose itself."""
 
 import math
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pretrax.config.schema import Mesh
+from pretrax.config.schema import Mesh, RunConfig
 from pretrax.errors import UserError
 
 
@@ -47,3 +49,25 @@ def resolve_mesh(mesh: Mesh, n_devices: int, platform: str, slices: int = 1) -> 
     if platform == 'cpu':
         lines.append(f'    or simulate devices: XLA_FLAGS=--xla_force_host_platform_device_count={product}')
     raise UserError('\n'.join(lines))
+
+
+def settle(
+    config: RunConfig,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    micro: int | Literal['as it is'] | None = 'as it is',
+    origin: str,
+) -> RunConfig:
+    """The configuration with another mesh or micro-batch, whose origin is `origin`."""
+    changes: dict[str, Any] = {}
+    origins = dict(config.origins)
+    if mesh is not None:
+        changes['mesh'] = Mesh(**mesh)
+        origins = {path: place for path, place in origins.items() if path[0] != 'mesh'} | {('mesh',): origin}
+        origins |= {('mesh', axis): origin for axis in mesh}
+    if micro != 'as it is':
+        changes['batch'] = config.batch.model_copy(update={'micro': micro})
+        origins['batch', 'micro'] = origin
+    settled = config.model_copy(update=changes)
+    settled._origins = origins
+    return settled

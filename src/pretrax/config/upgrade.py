@@ -20,7 +20,7 @@ from pretrax.config.load import model_name
 from pretrax.config.source import parse, read_text
 from pretrax.errors import UserError, system_errors
 from pretrax.storage import AnyPath
-from pretrax.storage.whole_file import write_whole
+from pretrax.storage.locate import write_whole
 
 _OF_SEVERAL_RUNS = ('change', 'grid', 'rows', 'parameters', 'sizes')  # sections whose keys are dotted keys of runs
 _WIDEST = 120  # columns

@@ -2,7 +2,7 @@
 
 import re
 
-from pretrax.doctor.context import Context
+from pretrax.doctor.findings import Context
 from pretrax.jax_compat import coordination_client
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from pretrax.doctor import disk, limits, machine, nvidia, software
-from pretrax.doctor.context import Context
-from pretrax.doctor.findings import Finding
+from pretrax.doctor.findings import Context, Finding
 
 type Check = Callable[[Context], Iterable[Finding]]
 
@@ -57,7 +56,7 @@ DEVICES = (
     DeviceCheck('mesh', 'devices:mesh', 'pretrax train CONFIG --dry-run shows the mistake'),
     DeviceCheck('checkpoints', 'state:checkpoint_size', 'pretrax train CONFIG --dry-run shows the mistake'),
     DeviceCheck('known product', 'devices:products', _HANGS),
-    DeviceCheck('products', 'speed:rates', _HANGS),
+    DeviceCheck('products', 'devices:rates', _HANGS),
     DeviceCheck('all-reduce', 'interconnect:all_reduce', _NETWORK),
     DeviceCheck('node to node', 'interconnect:pairs', _NETWORK),
 )

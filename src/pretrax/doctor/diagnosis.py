@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from pretrax.doctor.checks import MACHINE, Check
 from pretrax.doctor.comparison import Row, compare_nodes
-from pretrax.doctor.context import Context
-from pretrax.doctor.findings import Finding, failure
+from pretrax.doctor.findings import Context, Finding, failure
 from pretrax.doctor.network import clock_findings, connections, listen, shared_directory, token
 from pretrax.doctor.pairs import slow_pairs
 from pretrax.doctor.probe_process import ProbeProcess

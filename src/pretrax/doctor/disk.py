@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pretrax.amounts import size
-from pretrax.doctor.context import Context
-from pretrax.doctor.findings import Finding, failure, warning
+from pretrax.doctor.findings import Context, Finding, failure, warning
 from pretrax.errors import first_line
 from pretrax.storage import BucketPath
 from pretrax.storage.working_directory import working_directory

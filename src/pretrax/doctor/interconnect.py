@@ -18,8 +18,7 @@ from pretrax.cost.links import LINKS, Network, places_of, wire_bytes
 from pretrax.cost.topology import topology_of
 from pretrax.doctor.barrier import wait_for_all
 from pretrax.doctor.comparison import share_of
-from pretrax.doctor.context import Context
-from pretrax.doctor.findings import Finding, failure, warning
+from pretrax.doctor.findings import Context, Finding, failure, warning
 from pretrax.doctor.pairs import NETWORK_FIX, rounds
 
 _SIZES = {'cpu': (100_000, 1_000_000, 10_000_000)}  # bytes per device

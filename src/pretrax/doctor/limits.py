@@ -5,8 +5,7 @@ import shutil
 from collections.abc import Iterator
 
 from pretrax.amounts import size
-from pretrax.doctor.context import Context
-from pretrax.doctor.findings import Finding, failure, warning
+from pretrax.doctor.findings import Context, Finding, failure, warning
 from pretrax.system.cores import available_memory, cgroup_memory, total_memory
 
 GIB = 2**30

@@ -3,8 +3,7 @@
 import socket
 from collections.abc import Iterator
 
-from pretrax.doctor.context import Context
-from pretrax.doctor.findings import Finding, failure, warning
+from pretrax.doctor.findings import Context, Finding, failure, warning
 from pretrax.system.cores import cpu_name, usable_cores
 
 

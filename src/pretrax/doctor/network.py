@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pretrax.doctor.context import Context
 from pretrax.doctor.disk import existing_parent
-from pretrax.doctor.findings import Finding, failure, warning
+from pretrax.doctor.findings import Context, Finding, failure, warning
 
 _NEIGHBORS = 8  # nodes that each node connects to
 _CONNECT = 5.0  # seconds

@@ -10,8 +10,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 
 from pretrax.amounts import size
-from pretrax.doctor.context import Context
-from pretrax.doctor.findings import Finding, failure, warning
+from pretrax.doctor.findings import Context, Finding, failure, warning
 
 _SECONDS = 30  # a GPU that has failed makes nvidia-smi hang
 _MIB = 2**20

@@ -16,8 +16,7 @@ from typing import Any
 
 from pretrax.config import RunConfig, load
 from pretrax.doctor.checks import DEVICES, JOIN
-from pretrax.doctor.context import Context
-from pretrax.doctor.findings import failure
+from pretrax.doctor.findings import Context, failure
 from pretrax.errors import first_line
 from pretrax.system.accelerators import skip_absent_accelerators
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pretrax.config.show import written_values
-from pretrax.doctor.context import Context
-from pretrax.doctor.findings import Finding
+from pretrax.doctor.findings import Context, Finding
 from pretrax.errors import UserError
 from pretrax.run.environment import git_state
 from pretrax.run.variables import check_variables, warnings_of

@@ -9,9 +9,8 @@ from jax.sharding import AxisType
 from pretrax.checkpoint import check_sizes, steps_in
 from pretrax.config import RunConfig
 from pretrax.config.registry import build
-from pretrax.doctor.context import Context
 from pretrax.doctor.disk import checkpoints
-from pretrax.doctor.findings import Finding
+from pretrax.doctor.findings import Context, Finding
 from pretrax.errors import UserError
 from pretrax.model.axes import AXES
 from pretrax.model.request import ModelRequest

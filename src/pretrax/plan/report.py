@@ -11,7 +11,7 @@ from pretrax.hlo.costs import costs, total
 from pretrax.hlo.parse import collectives, summarize
 from pretrax.hlo.schedule import Schedule, read_schedule
 from pretrax.plan.step import PlannedStep, bytes_held
-from pretrax.run.memory_changes import memory_changes, named_bytes
+from pretrax.run.out_of_memory import memory_changes, named_bytes
 from pretrax.run.setup import Run, memory_of_run
 
 

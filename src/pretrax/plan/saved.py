@@ -32,7 +32,7 @@ from pretrax.jax_compat import EXECUTABLE_CLASSES, ExecutableUnpickler
 from pretrax.plan.step import PlannedStep
 from pretrax.run.setup import Run
 from pretrax.storage import AnyPath, BucketPath, locate
-from pretrax.storage.whole_file import write_whole
+from pretrax.storage.locate import write_whole
 from pretrax.system.software import flags, versions
 from pretrax.system.trusted import why_untrusted
 

@@ -1,4 +1,4 @@
-"""Finds out whether a text names a path on a disk or in a bucket."""
+"""Finds out whether a text names a path on a disk or in a bucket, and writes whole files in either."""
 
 import difflib
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pretrax.errors import UserError
 from pretrax.storage.bucket_path import SCHEMES, BucketPath
+from pretrax.system.atomic import write_file
 
 type AnyPath = Path | BucketPath
 
@@ -90,3 +91,17 @@ def _without_dots(path: Path) -> Path:
         is_here = not path.is_absolute() and whole.is_relative_to(Path.cwd())
         path = whole.relative_to(Path.cwd()) if is_here else whole
     return Path(str(path)[1:]) if str(path).startswith('//') else path
+
+
+def write_whole(path: AnyPath, content: bytes, sync: bool = False) -> None:
+    """Writes a file or an object, or leaves the old one. Raises OSError.
+
+    Args:
+        path: its directory exists.
+        content: replaces the old content.
+        sync: puts a file on the disk too; an object is durable in any case.
+    """
+    if isinstance(path, Path):
+        write_file(path, content, sync)
+    else:
+        path.write_bytes(content)

@@ -21,7 +21,7 @@ from pretrax.infer.answers import Asked, Speed, encode_prompt, write
 from pretrax.infer.request import Request
 from pretrax.infer.sampling_settings import SETTINGS, Sampling, Setting
 from pretrax.storage import AnyPath, BucketPath, locate
-from pretrax.storage.whole_file import write_whole
+from pretrax.storage.locate import write_whole
 from pretrax.system.locks import lock
 from pretrax.weights.loaded import LoadedModel
 

@@ -19,7 +19,7 @@ def train_tokenizer(
     from pretrax.data.text import find_corpus
     from pretrax.data.tokenize.prepare import Work, train_on_corpus
     from pretrax.data.tokenizers.tokenizer_training import MODELS
-    from pretrax.storage.whole_file import write_whole
+    from pretrax.storage.locate import write_whole
 
     if model not in MODELS:
         raise UserError(f'--model {model}: no such model\n  expected {" or ".join(MODELS)}')

@@ -16,7 +16,7 @@ import numpy as np
 from pretrax.data.stream.blocks import START, Place
 from pretrax.errors import Report
 from pretrax.storage import AnyPath
-from pretrax.storage.whole_file import write_whole
+from pretrax.storage.locate import write_whole
 from pretrax.system.json_file import parse_json
 
 _MOST = 1 << 13  # places; of more, every second one is dropped

@@ -32,8 +32,8 @@ from pretrax.errors import UserError
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.connection import BucketError, as_os_error, kind_of_error
 from pretrax.storage.index import INDEX
+from pretrax.storage.locate import write_whole
 from pretrax.storage.result import is_unfinished, new_result, result_at
-from pretrax.storage.whole_file import write_whole
 from pretrax.system.atomic import new_directory, remove_abandoned
 
 _CHUNK = 1 << 14  # values per compressed chunk, the smallest unit of reading

@@ -8,7 +8,7 @@ from pretrax.errors import UserError, system_errors
 from pretrax.hlo.parse import ENTRY
 from pretrax.hlo.program import MESH, Program, parse_program
 from pretrax.storage import AnyPath
-from pretrax.storage.whole_file import write_whole
+from pretrax.storage.locate import write_whole
 from pretrax.system.gzip_file import gunzip
 
 TEXT = 'program.hlo.txt.gz'

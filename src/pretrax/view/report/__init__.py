@@ -12,7 +12,7 @@ import pathlib
 
 from pretrax.errors import system_errors
 from pretrax.storage import AnyPath
-from pretrax.storage.whole_file import write_whole
+from pretrax.storage.locate import write_whole
 from pretrax.view.charts.page import in_script, plotly_script
 from pretrax.view.definitions import FIGURES
 from pretrax.view.record.run_record import RunRecord, read_run
