@@ -70,7 +70,7 @@ def bench(
         if isinstance(place, BucketPath):
             guard = Guard(stack.enter_context(held_for(place / part if part else place, _LEASE, say)))
         _fetch(place, directory)
-        running = stack.enter_context(Bench(grid, rows, directory, hardware, measure_command(), say, row))
+        running = stack.enter_context(Bench(grid, rows, directory, hardware, measure_command(), say=say, only=row))
         here = hardware['cpu'] if hardware['platform'] == 'cpu' else f'{hardware["count"]} x {hardware["device"]}'
         say(f'{f"row {row} of " if row else ""}{len(rows)} rows on {here}; results in {place}')
         for number in (signal.SIGINT, signal.SIGTERM):  # a shell that starts this in the background ignores SIGINT

@@ -38,7 +38,14 @@ def search(
         is_done = show or searcher.run()
         trials = searcher.trials()
         write_report(
-            directory, file.stem, command, metric, space.base.steps, logarithmic, trials, searcher.importances()
+            directory=directory,
+            name=file.stem,
+            command=command,
+            metric=metric,
+            steps=space.base.steps,
+            parameters=logarithmic,
+            trials=trials,
+            importances=searcher.importances(),
         )
         best = searcher.write_best()
     say('\n' + '\n'.join([*table_text(trials, metric, list(given)), '', *summary(trials, metric, space.base.steps)]))

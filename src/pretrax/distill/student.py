@@ -179,7 +179,7 @@ class DistilledTransformer(Transformer):
         terms, of_teacher = self._distilled_terms(lambda x: self.unembed(ends, x, head_seed), x, constants, batch)
         if self.how.hidden is not None:
             terms |= hidden_terms(self.how.hidden, states, of_teacher, weights.hidden_projection, batch.mask)
-        ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch, self.tokens(batch))
+        ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch=batch, tokens=self.tokens(batch))
         return self._with_routing(terms | ahead[0], ahead[1], batch, surveyed)
 
     def denominators(self, batch: Batch) -> dict[str, f32['']]:

@@ -183,23 +183,23 @@ def parse_program(text: str, mesh: Mapping[str, int] | None = None) -> Program:
             read, written = traffic_of(one, types, computations) if is_kernel else (0.0, 0.0)
             operations.append(
                 Operation(
-                    one.name,
-                    one.operation,
-                    one.result,
-                    tuple(one.operands),
-                    name,
-                    tuple(called for called, _ in calls_of(one, computations)),
-                    scope,
-                    phase,
-                    numbers[place],
-                    times[name],
-                    flops,
-                    read,
-                    written,
-                    is_kernel,
-                    communication.get(one.name)
+                    name=one.name,
+                    operation=one.operation,
+                    result=one.result,
+                    operands=tuple(one.operands),
+                    computation=name,
+                    calls=tuple(called for called, _ in calls_of(one, computations)),
+                    scope=scope,
+                    phase=phase,
+                    frame=numbers[place],
+                    times=times[name],
+                    flops=flops,
+                    read=read,
+                    written=written,
+                    is_kernel=is_kernel,
+                    collective=communication.get(one.name)
                     or next((communication[x.name] for x in inner if x.name in communication), None),
-                    one.rest,
+                    detail=one.rest,
                 )
             )
         parsed[name] = tuple(operations)

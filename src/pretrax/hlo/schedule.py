@@ -202,16 +202,16 @@ class _Reader:
             c = one.collective
             transfers.append(
                 Transfer(
-                    one.name,
-                    c.kind,
-                    c.axes,
-                    one.form,
-                    self._stands_for(one),
-                    c.times,
-                    c.bytes,
-                    wire_bytes(c.kind, c.bytes, len(one.group)),
-                    seconds,
-                    self.exposed.get(one.name, seconds),
+                    name=one.name,
+                    kind=c.kind,
+                    axes=c.axes,
+                    form=one.form,
+                    stands_for=self._stands_for(one),
+                    times=c.times,
+                    size=c.bytes,
+                    bytes=wire_bytes(c.kind, c.bytes, len(one.group)),
+                    seconds=seconds,
+                    exposed=self.exposed.get(one.name, seconds),
                 )
             )
         return Schedule(tuple(transfers), self.compute)

@@ -152,7 +152,7 @@ class Node:
     def _report(self, code: int, seconds: float, stacks: StackFiles) -> None:
         output = [line.decode(errors='replace').rpartition('\r')[2] for line in self._lines]
         step = newest_checkpoint(self._config.run_dir)
-        crash = Crash(self._number, socket.gethostname(), code, seconds, step, output, stacks.new(self._number))
+        crash = Crash(self._number, socket.gethostname(), code, seconds, step, output, stacks=stacks.new(self._number))
         try:
             path = write_crash_report(self._config.run_dir, self._attempt, crash)
         except OSError as error:

@@ -103,14 +103,14 @@ def _partition(name: str, up: str, limit: str, size: str, nodes: str, cpus: str,
     most = size.rpartition('-')[2]
     gpus = sum(int(count) for count in re.findall(r'gpu(?::[^:,(]+)?:(\d+)', gres))
     return Partition(
-        name.rstrip('*'),
-        name.endswith('*'),
-        up == 'up',
-        _minutes(limit),
-        int(most) if most.isdecimal() else None,
-        int(nodes),
-        int(cpus.rstrip('+')),
-        gpus,
+        name=name.rstrip('*'),
+        is_default=name.endswith('*'),
+        is_up=up == 'up',
+        most_minutes=_minutes(limit),
+        most_nodes=int(most) if most.isdecimal() else None,
+        nodes=int(nodes),
+        cpus=int(cpus.rstrip('+')),
+        gpus=gpus,
     )
 
 

@@ -209,13 +209,13 @@ class Supervisor:
             crashed = [number for number in codes if stacks.new(number)]
         for number in crashed[:_MOST_REPORTS]:
             crash = Crash(
-                number,
-                group.host(number),
-                codes.get(number),
-                seconds,
-                ended.step,
-                group.tail(number),
-                stacks.new(number),
+                process=number,
+                host=group.host(number),
+                code=codes.get(number),
+                seconds=seconds,
+                step=ended.step,
+                output=group.tail(number),
+                stacks=stacks.new(number),
             )
             try:
                 path = write_crash_report(self._config.run_dir, label, crash)

@@ -275,16 +275,16 @@ def make_plan(config: RunConfig, hardware: Hardware, say: Report) -> Plan:
     every = planner.search()
     fits = planner.fitting(every)
     return Plan(
-        hardware,
-        now,
-        options,
-        by_default,
-        in_halves,
-        is_looped,
-        why,
-        fits,
-        len(every),
-        planner.n_stored_params - planner.arch.n_padding_params,
+        hardware=hardware,
+        now=now,
+        options=options,
+        by_default=by_default,
+        in_halves=in_halves,
+        is_looped=is_looped,
+        why=why,
+        found=fits,
+        tried=len(every),
+        n_params=planner.n_stored_params - planner.arch.n_padding_params,
     )
 
 

@@ -69,10 +69,10 @@ def compile_ahead(config: RunConfig, topology: Topology | None, say: Report) -> 
                 raise
             needed = temporaries + bytes_held(run.like)
             return PlannedStep(
-                run, topology, lowered, None, (traced - began, time.perf_counter() - traced), needed, limit
+                run, topology, lowered, None, (traced - began, time.perf_counter() - traced), needed=needed, limit=limit
             )
     seconds = traced - began, time.perf_counter() - traced
-    return PlannedStep(run, topology, lowered, compiled, seconds, memory_of(compiled), limit)
+    return PlannedStep(run, topology, lowered, compiled, seconds=seconds, needed=memory_of(compiled), limit=limit)
 
 
 def bytes_held(arrays: Any) -> int:

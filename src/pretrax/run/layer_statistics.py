@@ -21,14 +21,13 @@ from pretrax.train.layer_statistics import make_layer_statistics
 def layer_statistics(run: Run, clock: Clock, report: Report) -> LoggedProgram:
     """The statistics of every `log.layers` steps, by name."""
     return LoggedProgram(
-        run,
-        run.log.layers,
-        'the layer statistics',
-        'log.layers',
-        lambda: make_layer_statistics(run.recipe, len(run.source.source_names)),
-        lambda index: (row_sources(run, index),),
-        clock,
-        report,
+        run=run,
+        name='the layer statistics',
+        key='layers',
+        make=lambda: make_layer_statistics(run.recipe, len(run.source.source_names)),
+        arguments=lambda index: (row_sources(run, index),),
+        clock=clock,
+        report=report,
     )
 
 

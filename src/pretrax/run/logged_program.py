@@ -16,11 +16,11 @@ from pretrax.train.step import TrainState
 
 
 class LoggedProgram:
-    """Runs a program before every `every`-th step, the first and the last; before none if `every` is 0.
+    """Runs a program before every N-th step, the first and the last. N is a key of `log:`; if it is 0, before none.
 
     Args:
         name: what the program computes, for messages, such as 'the layer statistics'.
-        key: the key of the configuration that asks for it, for messages.
+        key: that key, such as `layers`.
         make: the jitted program of the run: state, batch and more arguments -> arrays.
         arguments: the number of a batch -> the arguments besides the state and the batch.
     """
@@ -28,7 +28,6 @@ class LoggedProgram:
     def __init__(
         self,
         run: Run,
-        every: int,
         name: str,
         key: str,
         make: Callable[[], Any],
@@ -36,9 +35,10 @@ class LoggedProgram:
         clock: Clock,
         report: Report,
     ):
-        self._run, self._every, self._name, self._make, self._arguments = run, every, name, make, arguments
+        self._run, self._name, self._make, self._arguments = run, name, make, arguments
+        self._every: int = getattr(run.log, key)
         self._clock, self._report = clock, report
-        self._doing = f'computing {name} ({key})'  # when the memory of a device is full
+        self._doing = f'computing {name} (log.{key})'  # when the memory of a device is full
         self._pending: dict[int, Any] = {}  # by step; a step is read after the next one has begun
         self._program: jax.stages.Compiled | None = None
 

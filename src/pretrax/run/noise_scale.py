@@ -27,22 +27,20 @@ class NoiseScale:
     """
 
     def __init__(self, run: Run, description: dict[str, Any], clock: Clock, report: Report):
-        every = run.log.noise_scale
-        if every and run.rows < 2:
+        if run.log.noise_scale and run.rows < 2:
             raise UserError(
                 'log.noise_scale compares two halves of a batch, but a batch has one sequence\n'
                 'use larger batch.tokens, or log.noise_scale=0'
             )
         self._length = run.size.sequence_length
         self._program = LoggedProgram(
-            run,
-            every,
-            'the noise scale',
-            'log.noise_scale',
-            lambda: make_noise(run.recipe),
-            lambda _: (),
-            clock,
-            report,
+            run=run,
+            name='the noise scale',
+            key='noise_scale',
+            make=lambda: make_noise(run.recipe),
+            arguments=lambda _: (),
+            clock=clock,
+            report=report,
         )
         self.rewind(description)
 

@@ -208,11 +208,7 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     mesh, facts = choose_mesh(config.mesh, config.batch, devices)
     local = mesh.local_devices[0] if devices is None else None
     check_host_memory(local, config.memory.offload)
-    names: dict[str, ComputeDtype] = {'bfloat16': 'bf16', 'float16': 'fp16', 'float32': 'f32'}
-    first = mesh.devices.flat[0]
-    capability = getattr(first, 'compute_capability', '')
-    dtype, dtype_reason = choose_compute(config.precision.compute, first.platform, capability)
-    compute = names[np.dtype(dtype).name]
+    dtype, compute, dtype_reason = _compute_dtype(config.precision.compute, mesh.devices.flat[0])
     source = open_source(config, report)
     if devices is None:
         check_same_data(source)
@@ -220,18 +216,16 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     if teaching is not None:
         teaching.open_files(config.batch, getattr(config.model.options, 'vocab_size', None), source)
     written, shown = written_values(config), shown_prompts(config.sample.prompts, config.references)
-    sections: dict[str, Any] = {name: getattr(config, name) for name in _SECTIONS}
 
     def prepare_size(size: BatchSize) -> Run:
         micro_batches = sequences_per_device(size, mesh.shape) // micro_batch_size(size, mesh.shape)
-        model = _checked_model(config, size, source, mesh, dtype, micro_batches, has_host_memory(local))
+        model = _checked_model(config, size, source, mesh, dtype, micro_batches, host_memory=has_host_memory(local))
         recipe = _build_recipe(config, model, 1 if mesh.shape['p'] > 1 else micro_batches)
         with jax.set_mesh(mesh):
             like = abstract_state(recipe)
         flops = training_flops(model, size.sequence_length)
-        utilization = choose_utilization(mesh, compute, flops, config.log.peak_tflops)
         return Run(
-            **sections,
+            **{name: getattr(config, name) for name in _SECTIONS},
             config=config,
             written=written,
             shown_prompts=shown,
@@ -243,13 +237,12 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
             like=like,
             compute=compute,
             flops=flops,
-            mfu=utilization,
+            mfu=choose_utilization(mesh, compute, flops, config.log.peak_tflops),
             startup=[],
             teaching=teaching,
         )
 
     *smaller, run = map(prepare_size, config.batch.sizes.values())
-    memory = memory_of_run(run)
     facts |= {
         'batch': describe_batch(config.batch, mesh.shape),
         'model': f'{config.model.name}, {_parameters(run)}',
@@ -257,13 +250,27 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
         'tokenizer': getattr(source.tokenizer, 'bounds', ''),
         'compute': f'{compute} ({dtype_reason}); weights, optimizer, norms and loss f32',
         'offload': _offload(config.memory.offload),
+        **_choices(run, smaller),
+    }
+    return dataclasses.replace(run, startup=[StartupLine(*fact) for fact in facts.items() if fact[1]], smaller=smaller)
+
+
+def _compute_dtype(choice: str, device: Any) -> tuple[Any, ComputeDtype, str]:
+    """The dtype of matrix products, its name, and why it was chosen."""
+    names: dict[str, ComputeDtype] = {'bfloat16': 'bf16', 'float16': 'fp16', 'float32': 'f32'}
+    dtype, reason = choose_compute(choice, device.platform, getattr(device, 'compute_capability', ''))
+    return dtype, names[np.dtype(dtype).name], reason
+
+
+def _choices(run: Run, smaller: Sequence[Run]) -> dict[str, str]:
+    """What the model chose, the memory that this needs, and the peak that MFU is relative to."""
+    memory = memory_of_run(run)
+    return {
         **run.recipe.model.choices,
         **_choices_of_smaller(run, smaller),
         'memory': f'{memory}{", for the largest batches" if smaller else ""}' if memory else '',
         'mfu': run.mfu.source,
     }
-    lines = [StartupLine(topic, text) for topic, text in facts.items() if text]
-    return dataclasses.replace(run, startup=lines, smaller=smaller)
 
 
 def _choices_of_smaller(run: Run, smaller: Sequence[Run]) -> dict[str, str]:

@@ -34,7 +34,7 @@ async def completions(http: Any) -> Generation:
         for choice in range(body.n):
             request = dataclasses.replace(asked, choice=choice, prompt_logprobs=body.logprobs if body.echo else None)
             requests.append(request)
-            choices.append(Choice(model.tokenizer, request, body.stops, len(choices), number, echo, hidden))
+            choices.append(Choice(model.tokenizer, request, body.stops, len(choices), number, echo=echo, hidden=hidden))
     has_logprobs, with_usage = body.logprobs is not None, body.stream_options.include_usage
     form = _Completion(model, 'cmpl', 'text_completion', has_logprobs, with_usage)
     return Generation(service, model, requests, choices, form, body.stream)

@@ -14,7 +14,6 @@ from starlette.types import ASGIApp
 
 from pretrax.errors import Report, UserError
 from pretrax.serve.connections import ConnectionLimits, Connections, limits_for
-from pretrax.serve.limits import Refusals
 
 if TYPE_CHECKING:
     from pretrax.serve.service import Service
@@ -90,7 +89,8 @@ async def serve(
     for model in service.models.values():
         model.thread.start()
     stop = stop or signalled(lambda: service.running, report)
-    await listen(application, opened, stop, drain, listening, limits, service.metrics.refusals, report)
+    connections = Connections(limits, service.metrics.refusals)
+    await listen(application, opened, stop, drain, listening, connections, report=report)
     for model in service.models.values():
         await model.thread.stop()
 
@@ -101,14 +101,14 @@ async def listen(
     stop: asyncio.Event,
     drain: Callable[[], Awaitable[None]],
     listening: Callable[[], None],
-    limits: ConnectionLimits,
-    refusals: Refusals,
+    connections: Connections,
     report: Report,
 ) -> None:
     """Serves an application until `stop` is set and `drain`, which is called then, has ended."""
+    limits = connections.limits
     config = uvicorn.Config(
         application,
-        http=Connections(limits, refusals),  # type: ignore[arg-type]  # uvicorn calls it as it calls a class
+        http=connections,  # type: ignore[arg-type]  # uvicorn calls it as it calls a class
         h11_max_incomplete_event_size=limits.head_bytes,
         proxy_headers=bool(limits.proxies),
         forwarded_allow_ips=[*limits.proxies],
@@ -128,7 +128,7 @@ async def listen(
     server.should_exit = True
     stopped.cancel()
     await task
-    if counts := refusals.summary():
+    if counts := connections.refusals.summary():
         report(f'refused: {counts}')
 
 

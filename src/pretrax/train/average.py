@@ -76,11 +76,13 @@ def gradient_point(optimizer: Optimizer, weights: Any, state: Any) -> Any:
 
 
 def next_weights(
-    optimizer: Optimizer, weights: Any, point: Any, direction: Any, state: Any, rate: jax.Array, settings: Any
+    optimizer: Optimizer, weights: Any, point: Any, update: tuple[Any, Any], rate: jax.Array, settings: Any
 ) -> tuple[Any, Any]:
-    """The weights and the optimizer's state after a step against `direction`, found at `point`;
-    x and z of Schedule-Free.
+    """The weights and the optimizer's state after a step; x and z of Schedule-Free.
+
+    `update` is what the optimizer returned at `point`: the direction, against which the step goes, and its state.
     """
+    direction, state = update
     if not isinstance(optimizer, ScheduleFree):
         return jax.tree.map(lambda w, u, one: move(w, u, rate, one), weights, direction, settings), state
 

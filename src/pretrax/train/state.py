@@ -33,7 +33,7 @@ def _fresh(recipe: Recipe, weights: Weights) -> TrainState:
     optimizer = recipe.optimizer.init(without_frozen(weights, settings_of(recipe, weights)))
     average = first_average(weights, recipe.ema_decay)
     scale = first_scale(recipe.loss_scale)
-    return TrainState(zero, zero, zero, zero, jnp.zeros(3), weights, optimizer, average, scale)
+    return TrainState(zero, zero, zero, zero, jnp.zeros(3), weights, optimizer=optimizer, ema=average, loss_scale=scale)
 
 
 def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:

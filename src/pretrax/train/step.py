@@ -84,9 +84,9 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
             norm = optax.tree.norm(of_trained)  # clipped as in Pascanu et al. 2013, arXiv:1211.5063
             clip = jnp.minimum(1.0, recipe.clip_norm / (norm + 1e-6)) if recipe.clip_norm else 1.0
             clipped = jax.tree.map(lambda g: g * clip, of_trained)
-            direction, optimizer = recipe.optimizer.update(clipped, state.optimizer, trained(point, settings))
+            update = recipe.optimizer.update(clipped, state.optimizer, trained(point, settings))
             rate = recipe.rate(state.step)
-            weights, optimizer = next_weights(recipe.optimizer, before, point, direction, optimizer, rate, settings)
+            weights, optimizer = next_weights(recipe.optimizer, before, point, update, rate, settings)
             weights = adjusted(recipe.model, weights, tables, settings)
             ema = next_average(state.ema, weights, recipe.ema_decay, state.step + 1 - state.skipped)
 

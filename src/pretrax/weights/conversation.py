@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pretrax.errors import UserError
 from pretrax.infer.answers import Asked, Speed, show, write
@@ -50,15 +50,9 @@ def chat_with(
         asked = [*messages, {'role': 'user', 'content': message}]
         try:
             prompt = tuple(template.encode(asked))
-            room = engine.max_length - len(prompt)
-            if room < 1:
-                raise UserError(
-                    f'the conversation has {len(prompt)} tokens; expected less than {engine.max_length}\n'
-                    '/reset starts again, --max-length N allows more'
-                )
             request = Request(
                 prompt=prompt,
-                max_tokens=min(tokens or room, room),
+                max_tokens=_room(prompt, engine.max_length, tokens),
                 sampling=dataclasses.replace(sampling, seed=sampling.seed + answers),
                 stop_ids=(*model.end, *(token for token in template.end_of_turn if token not in model.end)),
             )
@@ -66,9 +60,8 @@ def chat_with(
         except UserError as error:
             print(error.short_text(), file=sys.stderr)
             continue
-        answers += 1
-        speed.prompt_tokens += len(prompt)
-        answer = ''
+        answers, answer = answers + 1, ''
+        speed.prompt_tokens += len(request.prompt)
         with (
             _interrupts() as interrupted,
             contextlib.closing(write(engine, model.tokenizer, [Asked(request, stops)])) as all_news,
@@ -82,6 +75,17 @@ def chat_with(
         show('\n')
         messages = [*asked, {'role': 'assistant', 'content': answer}]
     speed.report()
+
+
+def _room(prompt: Sequence[int], max_length: int, tokens: int | None) -> int:
+    """The number of tokens that may follow a prompt. Raises UserError if there is no room."""
+    room = max_length - len(prompt)
+    if room < 1:
+        raise UserError(
+            f'the conversation has {len(prompt)} tokens; expected less than {max_length}\n'
+            '/reset starts again, --max-length N allows more'
+        )
+    return min(tokens or room, room)
 
 
 def _read_message() -> str | None:

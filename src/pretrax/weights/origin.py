@@ -178,16 +178,16 @@ def _hugging_face(place: str, mtp_layers: int) -> Origin:
     content = file.read_bytes() if file.is_file() else None
     weights = model.weights(shapes_of(model.arch))
     return Origin(
-        place,
-        weights,
-        model.arch,
-        {},
-        model.arch.vocab_size,
-        content,
-        None,
-        () if content is None else tokens_before(content, str(file)),
-        model.directory,
-        (*model.notes, *weights.notes),
+        place=place,
+        pieces=weights,
+        arch=model.arch,
+        model={},
+        vocab_size=model.arch.vocab_size,
+        tokenizer=content,
+        tokenizer_sha256=None,
+        begin_of_text=() if content is None else tokens_before(content, str(file)),
+        files=model.directory,
+        notes=(*model.notes, *weights.notes),
     )
 
 
@@ -206,15 +206,15 @@ def _own(place: str, key: str) -> Origin:
         options = saved.options(f'{key}: {place}')
         arch = resolve(options, weights.shapes['embed'][0], 1)  # sizes that the options lack
     return Origin(
-        place,
-        weights,
-        arch,
-        saved.section or {},
-        saved.description.get('vocab_size'),
-        content,
-        saved.description.get('tokenizer'),
-        saved.begin_of_text(content),
-        saved.kept,
+        place=place,
+        pieces=weights,
+        arch=arch,
+        model=saved.section or {},
+        vocab_size=saved.description.get('vocab_size'),
+        tokenizer=content,
+        tokenizer_sha256=saved.description.get('tokenizer'),
+        begin_of_text=saved.begin_of_text(content),
+        files=saved.kept,
         saved=saved,
     )
 

@@ -108,7 +108,7 @@ def _train(options: Options, workers: int, bundle: dict[str, float]) -> int:
         cluster.check(workers)
     token = write_token(loaded)
     try:
-        asked = Workers(workers, bundle, arguments, options.words, token, options.place, added)
+        asked = Workers(workers, bundle, arguments, options.words, token, directory=options.place, environment=added)
         launch = RayLaunch(cluster, asked, working_directory(loaded.run_dir), options.elastic, say)
         slots = Slots(workers, lambda number: misfit(loaded, number * devices) is None, ready=launch.ready)
         say(

@@ -33,7 +33,7 @@ def check(options: Options) -> int:
     found: dict[str, Coordinates] = {}
     for name, mup in (('muP', True), ('standard', False))[: 1 + options.standard]:
         found[name] = check_coordinates(
-            options.config, options.overrides, sizes, options.steps, options.seeds, mup, print
+            options.config, options.overrides, sizes, steps=options.steps, seeds=options.seeds, mup=mup, report=print
         )
         print(f'\n{as_text(name, found[name])}')
     if out is not None:

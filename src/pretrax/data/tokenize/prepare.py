@@ -195,7 +195,9 @@ class _Preparation:
             self.say(f'tokenizer: encodes with {encoder}: {reason}; by {self.engine.name}')
             assert tokenizer.end_of_text is not None  # `load_tokenizer` requires it
             begin = self._begin(tokenizer)
-            job = Job(tokenizer.content, begin, tokenizer.end_of_text, encoder, self.validation, cut, tokenizer.name)
+            job = Job(
+                tokenizer.content, begin, tokenizer.end_of_text, encoder, self.validation, cut=cut, name=tokenizer.name
+            )
             identity = TokenizerIdentity(
                 sha256=tokenizer.sha256,
                 vocab_size=tokenizer.vocab_size,

@@ -110,7 +110,7 @@ def compare(runs: Sequence[RunRecord], options: Options | None = None) -> Result
     x_name = 'tokens' if all(run.axis('tokens', run.metrics[key]) is not None for run in runs) else 'step'
     confidence = 1 - (1 - options.confidence) / (len(arms) - 1)
     compared = [_compared(arms[0], arm, key, x_name, confidence, options) for arm in arms[1:]]
-    return Result(arms, key, x_name, confidence, options, found, compared)
+    return Result(arms, key, x_name, confidence=confidence, options=options, differences=found, comparisons=compared)
 
 
 def curve_of(run: RunRecord, key: str, x_name: str) -> Curve:
@@ -161,7 +161,20 @@ def _compared(a: Arm, b: Arm, key: str, x_name: str, confidence: float, options:
     broken = [run.name for run in (*a.runs, *b.runs) if not curves[id(run)].is_finite or not len(curves[id(run)].x)]
     if broken:
         why = f'the last {key} of {", ".join(broken)} is not finite'
-        return Comparison(b, math.nan, [], [], math.nan, None, '', None, 'not comparable', why, None, notes)
+        return Comparison(
+            arm=b,
+            end=math.nan,
+            a=[],
+            b=[],
+            difference=math.nan,
+            interval=None,
+            method='',
+            within=None,
+            verdict='not comparable',
+            why=why,
+            earlier=None,
+            notes=notes,
+        )
     end = min(float(curve.x[-1]) for curve in curves.values())
     width = _width(list(curves.values()), end, options.window)
     finals = [
@@ -183,7 +196,20 @@ def _compared(a: Arm, b: Arm, key: str, x_name: str, confidence: float, options:
     else:
         verdict, why = _verdict(difference, interval, method)
     earlier = None if verdict == 'equal' else _earlier(a, b, curves, key, width, interval)
-    return Comparison(b, end, ours, theirs, difference, interval, method, within, verdict, why, earlier, notes)
+    return Comparison(
+        arm=b,
+        end=end,
+        a=ours,
+        b=theirs,
+        difference=difference,
+        interval=interval,
+        method=method,
+        within=within,
+        verdict=verdict,
+        why=why,
+        earlier=earlier,
+        notes=notes,
+    )
 
 
 def _notes(a: Arm, b: Arm, curves: dict[int, Curve], key: str, x_name: str) -> list[str]:

@@ -38,7 +38,9 @@ def _lines(result: Result, key: str) -> Iterator[Line]:
                 thinned = slice(None, None, -(-len(curve.x) // _POINTS))
                 left_out = f'{curve.nonfinite} not finite' if curve.nonfinite else ''
                 x, y = curve.x[thinned].tolist(), curve.y[thinned].tolist()
-                yield Line(arm.label, x, y, None if is_sparse(key) else smooth[thinned].tolist(), number, 0, left_out)
+                yield Line(
+                    arm.label, x, y, None if is_sparse(key) else smooth[thinned].tolist(), number, 0, left_out=left_out
+                )
 
 
 def _title(key: str) -> str:

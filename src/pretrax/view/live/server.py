@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pretrax.errors import Report
 from pretrax.page_kit.served import page_files
 from pretrax.serve.access import Keys, admit
-from pretrax.serve.connections import limits_for
+from pretrax.serve.connections import Connections, limits_for
 from pretrax.serve.errors import ApiError, busy
 from pretrax.serve.limits import Refusals
 from pretrax.serve.listen import listen, signalled
@@ -146,7 +146,8 @@ async def watch_in_browser(
     stop = stop or signalled(lambda: 0, report)
     following.add_done_callback(lambda _: stop.set())  # it fails, or is cancelled below
     application = make_application(feed, refusals, keys=keys, local=local)
-    await listen(application, opened, stop, end, listening, limits_for(_STREAMS), refusals, report)
+    connections = Connections(limits_for(_STREAMS), refusals)
+    await listen(application, opened, stop, end, listening, connections, report=report)
     following.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await following

@@ -145,7 +145,7 @@ def _thread_spans(line: _Line, stream: str) -> Iterator[Event]:
     for _, start, end, stats in line.events:
         if 'hlo_op' in stats and 'device_ordinal' in stats:
             device, run = f'CPU {stats["device_ordinal"]}', int(stats['run_id']) if 'run_id' in stats else None
-            yield Event(device, stream, str(stats['hlo_op']), str(stats.get('hlo_module', '')), start, end, run)
+            yield Event(device, stream, str(stats['hlo_op']), str(stats.get('hlo_module', '')), start, end=end, run=run)
 
 
 def _stream_spans(line: _Line, device: str) -> Iterator[Event]:
@@ -160,7 +160,7 @@ def _tpu_spans(line: _Line, device: str, executions: list[tuple[float, str]]) ->
         number = bisect.bisect_right(starts, start) - 1
         module, run = (executions[number][1], number) if number >= 0 else ('', None)
         instruction = name.split(' = ')[0].strip().removeprefix('%') or name  # of `%fusion.3 = bf16[8] fusion(...)`
-        yield Event(device, line.name, instruction, module, start, end, run)
+        yield Event(device=device, stream=line.name, name=instruction, module=module, start=start, end=end, run=run)
 
 
 def _program(name: str) -> str:

@@ -262,7 +262,9 @@ def _rows(
         best = limits.best(known.flops * runs, known.bytes * runs) if known and rank == COMPUTATION else None
         seconds = sum(time.counted for time in times) / n * 1e-9
         shown = name if not module or rank == COPY else f'{name} of {module}'
-        rows.append(Row(shown, _phase(rank, known, module), runs, seconds, elapsed, flops, moved, best, rank))
+        rows.append(
+            Row(shown, _phase(rank, known, module), runs, seconds, elapsed, flops, bytes=moved, best=best, rank=rank)
+        )
     return sorted(rows, key=lambda row: (-row.seconds, -row.elapsed, row.name))
 
 
