@@ -3,8 +3,8 @@
 from typing import Any
 
 from pretrax.model.architecture import Architecture, resolve
+from pretrax.model.choices import TransformerOptions
 from pretrax.model.option_names import RENAMED, nest
-from pretrax.model.options import TransformerOptions
 
 
 def decoder_options(**options: Any) -> TransformerOptions:

@@ -20,8 +20,8 @@ from pretrax.infer.cache import Pages, Tables
 from pretrax.infer.programs import EngineOptions, Programs
 from pretrax.infer.weights import Outer, ServingLayer, ServingWeights, _program
 from pretrax.model.axes import AXES
+from pretrax.model.choices import TransformerOptions
 from pretrax.model.option_names import nest
-from pretrax.model.options import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
 from pretrax.shardlib import i32, make_shardings

@@ -23,9 +23,9 @@ from pretrax.cost.topology import parse_topology
 from pretrax.hlo.costs import costs
 from pretrax.hlo.parse import collectives, summarize
 from pretrax.model.axes import AXES
+from pretrax.model.choices import TransformerOptions
 from pretrax.model.loss import Batch
 from pretrax.model.option_names import nest
-from pretrax.model.options import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
 from pretrax.plan.absent_devices import absent_devices

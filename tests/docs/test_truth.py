@@ -10,9 +10,9 @@ import make_reference
 from pretrax.cli import main
 from pretrax.config import registry
 from pretrax.config.schema import Mesh, Precision
+from pretrax.model.choices import TransformerOptions
 from pretrax.model.families import FAMILIES
 from pretrax.model.option_names import RENAMED, SECTIONS
-from pretrax.model.options import TransformerOptions
 from reference_maker.markdown import sections
 
 REPOSITORY = Path(__file__).parents[2]

@@ -10,7 +10,8 @@ import pytest
 from decoders import decoder_options
 from pretrax.errors import UserError
 from pretrax.model.architecture import resolve
-from pretrax.model.families import FAMILIES, PRESET_NAMES, presets
+from pretrax.model.choices import presets
+from pretrax.model.families import FAMILIES, PRESET_NAMES
 from pretrax.model.option_names import RENAMED
 from pretrax.model.weights import layers_with
 from published import ABOUT, PUBLISHED

@@ -5,10 +5,9 @@ from pydantic import BaseModel
 
 from former import flat, stored_config
 from pretrax.model.architecture import KEYS
-from pretrax.model.choices import DEFAULTS, NO_ATTENTION, NO_EXPERTS, NO_STATES
-from pretrax.model.families import FAMILIES, presets
+from pretrax.model.choices import DEFAULTS, NO_ATTENTION, NO_EXPERTS, NO_STATES, TransformerOptions, presets
+from pretrax.model.families import FAMILIES
 from pretrax.model.option_names import RENAMED, SECTIONS, dotted, is_former, nest
-from pretrax.model.options import TransformerOptions
 from pretrax.model.rope_scaling import RopeScaling
 
 # Options that 0.1 did not have, and no former name.

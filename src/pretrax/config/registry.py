@@ -62,7 +62,7 @@ _components: dict[str, dict[str, Entry]] = {
     'model': {
         'transformer': Entry(
             'pretrax.model.transformer:Transformer',
-            'pretrax.model.options:TransformerOptions',
+            'pretrax.model.choices:TransformerOptions',
             'pretrax.weights.saved:model_section',
             'pretrax.model.option_names',
         ),

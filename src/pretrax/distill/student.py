@@ -37,11 +37,11 @@ from pretrax.distill.top_k import TopK, as_logits, top_k_of
 from pretrax.errors import UserError
 from pretrax.model.axes import along
 from pretrax.model.block import block
+from pretrax.model.choices import TransformerOptions
 from pretrax.model.ends import gather_ends
 from pretrax.model.loss import Batch, LossTerms, chunks_of, in_chunks, join_tokens, loss_terms, over_chunks
 from pretrax.model.multi_token import predict_ahead
 from pretrax.model.option_names import nest
-from pretrax.model.options import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
 from pretrax.model.weights import Ends, Weights, abstract_weights, round_matrices

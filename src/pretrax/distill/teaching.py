@@ -19,7 +19,7 @@ from pretrax.distill.files import TeacherFiles
 from pretrax.distill.hidden_states import HiddenMatch
 from pretrax.distill.student import Distillation, DistilledTransformer, Teacher, fingerprint
 from pretrax.errors import Report, UserError
-from pretrax.model.options import TransformerOptions
+from pretrax.model.choices import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.weights import abstract_weights
 from pretrax.run.setup import Run

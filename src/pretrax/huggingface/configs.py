@@ -48,10 +48,9 @@ from pretrax.huggingface.llama4 import ChunkedLayers, InterleavedExperts
 from pretrax.huggingface.quantized import check_quantization
 from pretrax.huggingface.states import DeltaLayers, Expansion
 from pretrax.huggingface.text_part import text_config
-from pretrax.model.architecture import KEYS, Architecture, resolve
-from pretrax.model.choices import DROPOUT
+from pretrax.model.architecture import KEYS, Architecture, keys_that_change, resolve
+from pretrax.model.choices import TransformerOptions
 from pretrax.model.option_names import nest
-from pretrax.model.options import TransformerOptions
 from pretrax.tables import read_table
 
 
@@ -414,20 +413,7 @@ _STORED_IN_ANOTHER_FORM = ('attention.query_pre_attn_scalar', 'head.multiplier')
 LARGE_BALANCE = 0.1  # gpt-oss has 0.9
 _SAME = {'kimi_k2': 'deepseek_v3'}  # names of the same class
 # Options that may differ because they do not affect the forward pass.
-NOT_COMPUTED = (
-    'init.kind',
-    'init.std',
-    'mup',
-    'z_loss',
-    'experts.router.balance_loss',
-    'experts.router.balance_over',
-    'experts.router.z_loss',
-    'experts.capacity',
-    'experts.router.bias_rate',
-    *DROPOUT,
-    'multi_token.n_layers',
-    'multi_token.loss',
-)
+NOT_COMPUTED = keys_that_change('training')
 
 
 # Known types of models that cannot be imported, with the parts that the decoder lacks.

@@ -12,8 +12,8 @@ from pretrax.huggingface.files import HuggingFaceCheckpoint, find, open_checkpoi
 from pretrax.huggingface.quantized import with_whole_tensors
 from pretrax.huggingface.text_part import text_checkpoint
 from pretrax.model.architecture import Architecture, resolve
+from pretrax.model.choices import TransformerOptions
 from pretrax.model.option_names import nest
-from pretrax.model.options import TransformerOptions
 from pretrax.system.trusted import copy_file
 
 # Files besides the weights and config.json that an import keeps and an export writes again.

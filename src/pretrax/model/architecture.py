@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pretrax.errors import UserError
-from pretrax.model.choices import DROPOUT, EXECUTION, UNGATED, choose, has_experts
+from pretrax.model.choices import DROPOUT, UNGATED, TransformerOptions, choose, has_experts
 from pretrax.model.mup import Scaling
-from pretrax.model.options import DecoderOptions, TransformerOptions
+from pretrax.model.options import DecoderOptions, Effect, option
 from pretrax.model.rope_scaling import RopeScaling
 
 Mixer = Literal['attention', 'delta', 'mamba']
@@ -76,7 +76,7 @@ class Architecture(DecoderOptions):
     padded_vocab_size: int
     """Rows of the embedding: a multiple of 128, for the matrix units and for sharding over t."""
 
-    mup: Scaling | None = None
+    mup: Scaling | None = option(changes='training')
     """How initial values and learning rates follow the width; None: they do not."""
 
     def option(self, key: str) -> Any:
@@ -519,7 +519,12 @@ class Architecture(DecoderOptions):
 
 
 # The dotted keys of all options that change results: not the implementation of attention
-KEYS = tuple(key for key in Architecture.option_keys() if key not in EXECUTION)
+KEYS = tuple(key for key, declared in Architecture.declarations().items() if declared.changes != 'nothing')
+
+
+def keys_that_change(effect: Effect) -> frozenset[str]:
+    """The dotted keys of the options that change only the forward pass, training, or the weights too."""
+    return frozenset(key for key, declared in Architecture.declarations().items() if declared.changes == effect)
 
 
 def resolve(options: TransformerOptions, vocab_size: int, sequence_length: int) -> Architecture:

@@ -1,56 +1,50 @@
-"""The options of a decoder, chosen from the configuration, its preset and its family. Imports no JAX.
+"""The section `model:` of a decoder: its options, chosen from the configuration, preset and family. No JAX here.
 
 Options have dotted keys. In every function, `chosen` has all options and `said` those of the configuration. An option
 that the configuration says and that would have no effect raises a UserError; one of a family or preset is turned off.
 """
 
 import difflib
+import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
+
+from pydantic import model_validator
 
 from pretrax.errors import UserError
-from pretrax.model.families import FAMILIES, PRESET_NAMES, presets
+from pretrax.model.families import FAMILIES, PRESET_NAMES, PRESETS
 from pretrax.model.mup import apply_mup
 from pretrax.model.option_names import dotted
+from pretrax.model.options import DecoderOptions, ExecutionOptions, PublishedOptions
 from pretrax.model.rope_scaling import RopeScaling
+from pretrax.tables import read_table
 
+
+class TransformerOptions(ExecutionOptions, DecoderOptions, PublishedOptions):
+    """The `model:` section of the decoder. Options that are left out come from the preset, then from the family."""
+
+    def dotted(self) -> dict[str, Any]:
+        """The options that are not None, by dotted key. `attention.latent: null` turns latent attention off."""
+        off = {'attention.latent.kv_rank': 0} if self.attention.latent is None else {}
+        return super().dotted() | off
+
+    @model_validator(mode='after')
+    def _fits_together(self) -> Self:
+        if isinstance(self.save, dict) and self.save.get('input') == 'recompute':
+            raise UserError('save: the rest of a layer is recomputed from its input\nuse input: keep or offload')
+        choose(self.dotted())
+        return self
+
+
+_DECLARED = TransformerOptions.declarations()
 UNGATED = ('gelu', 'gelu_erf', 'relu2')  # activations without a gate
 DROPOUT = ('attention.dropout', 'block.dropout', 'embedding.dropout')
 # The options that neither the configuration nor the preset nor the family gives
-DEFAULTS = dotted({
-    'layer_types': None,
-    'mup': None,
-    'init': {'kind': 'scaled'},
-    'norm': {'offset': 0.0},
-    'block': {'norms': 'pre', 'parallel': False, 'shared_norm': False, 'residual_multiplier': 1.0,
-              'layer_scale': False},
-    'attention': {
-        'qk_norm': 'none', 'v_norm': False, 'global_d_head': 0, 'global_n_kv_heads': 0, 'global_k_as_v': False,
-        'window': 0, 'window_type': 'sliding', 'global_every': 0, 'query_pre_attn_scalar': None,
-        'temperature': 0.0, 'temperature_length': 8192, 'softcap': 0.0, 'sinks': False, 'gate': False,
-        'latent': {'kv_rank': 0, 'q_rank': 0, 'd_rope': 0, 'd_nope': 0},
-    },
-    'rope': {
-        'base': 10000.0, 'local_base': None, 'scaling': None, 'fraction': 1.0, 'nope_every': 0, 'nope_global': False,
-    },
-    'recurrent': {'d_head': 128, 'd_key': 128, 'conv_width': 4, 'conv_bias': False},
-    'feed_forward': {'swiglu_limit': 7.0},
-    'embedding': {'scale': False, 'multiplier': 1.0},
-    'head': {'softcap': 0.0, 'bias': False, 'multiplier': 1.0},
-    'experts': {
-        'n_experts': 0, 'experts_per_token': 2, 'dense_layers': (), 'every': 1, 'd_ff_dense': 0, 'd_shared': 0,
-        'shared_gate': False, 'capacity': None,
-        'router': {
-            'scores': 'softmax', 'bias': False, 'bias_rate': 0.001, 'n_groups': 1, 'groups_per_token': 1,
-            'group_scores': 'max', 'normalize': True, 'scale': 1.0, 'weigh_inputs': False, 'balance_loss': 0.01,
-            'balance_over': 'sequence', 'z_loss': 0.0,
-        },
-    },
-    'multi_token': {'n_layers': 0, 'loss': 0.3},
-})  # fmt: skip
+DEFAULTS = {key: declared.choice for key, declared in _DECLARED.items() if declared.choice is not ...}
 _ATTENTION, _EXPERTS, _RECURRENT = ('attention.', 'rope.'), ('experts.',), ('recurrent.',)
-EXECUTION = ('attention.kernel', 'attention.context')  # options of attention that change no result
+# The options that change no result
+EXECUTION = {key for key, declared in _DECLARED.items() if declared.changes == 'nothing'}
 # The options of a decoder in which no layer has attention, experts or a state
 NO_ATTENTION = {name: value for name, value in DEFAULTS.items() if name.startswith(_ATTENTION)} | {
     **dict.fromkeys(('attention.n_heads', 'attention.n_kv_heads', 'attention.d_head', 'attention.dropout'), 0),
@@ -477,6 +471,12 @@ def choose(said: Mapping[str, Any]) -> dict[str, Any]:
         chosen['feed_forward.bias'] = False
     check_choices(chosen, said)
     return chosen
+
+
+@functools.cache
+def presets() -> dict[str, dict[str, Any]]:
+    """The options of each published model, by dotted key."""
+    return {name: dotted(section) for name, section in read_table(PRESETS).items()}
 
 
 def _options_in(options: Mapping[str, Any], sections: tuple[str, ...]) -> list[str]:

@@ -5,15 +5,11 @@ overridden: `model: {preset: gpt2-124m, n_layers: 6}`. docs/models.md has the ta
 section `model:`, dotted.
 """
 
-import functools
 import re
 from pathlib import Path
 from typing import Any
 
-from pretrax.model.option_names import dotted
-from pretrax.tables import read_table
-
-# A choice that a family leaves out is that of 'llama', or the default in choices.py.
+# A choice that a family leaves out is that of 'llama', or the default in options.py.
 _LLAMA = {
     'norm.kind': 'rmsnorm', 'norm.eps': 1e-5, 'positions': 'rope', 'feed_forward.activation': 'swiglu', 'bias': False,
     'embedding.tied': False,
@@ -181,14 +177,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 FAMILY_NAMES = tuple(FAMILIES)
 
 
-_PRESETS = Path(__file__).with_name('presets.yaml')
-PRESET_NAMES = tuple(re.findall(r'^([\w.-]+):', _PRESETS.read_text(), re.MULTILINE))
-
-
-@functools.cache
-def presets() -> dict[str, dict[str, Any]]:
-    """The options of each published model, by dotted key."""
-    return {name: dotted(section) for name, section in read_table(_PRESETS).items()}
+PRESETS = Path(__file__).with_name('presets.yaml')
+PRESET_NAMES = tuple(re.findall(r'^([\w.-]+):', PRESETS.read_text(), re.MULTILINE))
 
 
 # Named activations of a layer, in the order in which they are computed. All of them can be recomputed from 'input',

@@ -10,12 +10,12 @@ from pretrax.errors import UserError
 from pretrax.model.architecture import CHUNK, Architecture, LayerKind
 from pretrax.model.attention_kernels import Kernel, choose_kernel
 from pretrax.model.axes import along
+from pretrax.model.choices import TransformerOptions
 from pretrax.model.context import choose_context, kernel_for
 from pretrax.model.families import SAVE_PRESETS, SAVED_NAMES
 from pretrax.model.loss import check_loss_chunks
 from pretrax.model.matmul import choose_grouped
 from pretrax.model.numerics import UNIFORM, Numerics, choose_numerics, unsupported_experts
-from pretrax.model.options import TransformerOptions
 from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
 from pretrax.model.request import ModelRequest, Reduction
 from pretrax.model.routing import describe_routing

@@ -19,13 +19,13 @@ import jax.numpy as jnp
 from pretrax.model.architecture import Architecture, resolve
 from pretrax.model.base import Model
 from pretrax.model.block import block
+from pretrax.model.choices import TransformerOptions
 from pretrax.model.context import column_order, local_columns
 from pretrax.model.ends import embed, gather_ends, unembed
 from pretrax.model.layer_spec import LayerSpec, Tokens
 from pretrax.model.layers import in_parts, scan_layers
 from pretrax.model.loss import Batch, LossTerms, denominators, in_chunks, loss_terms
 from pretrax.model.multi_token import ahead_denominators, ahead_metrics, predict_ahead
-from pretrax.model.options import TransformerOptions
 from pretrax.model.pipeline import gradient_1f1b, stages
 from pretrax.model.plan import choose_plan
 from pretrax.model.request import ModelRequest

@@ -6,7 +6,8 @@ from typing import Any
 
 from pretrax.config.source import read_file
 from pretrax.errors import UserError
-from pretrax.model.families import FAMILIES, presets
+from pretrax.model.choices import presets
+from pretrax.model.families import FAMILIES
 from pretrax.tables import read_table
 from pretrax.translate.maxtext_training import data, optimizer, run_and_logs, schedule
 from pretrax.translate.translation import Translation

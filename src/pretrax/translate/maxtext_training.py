@@ -1,6 +1,6 @@
 """What MaxText's configurations say about the run itself: its data, optimizer, schedule, checkpoints and logs."""
 
-from pretrax.model.families import presets
+from pretrax.model.choices import presets
 from pretrax.translate.schedules import cosine_points
 from pretrax.translate.translation import Translation, run_name
 

@@ -15,7 +15,7 @@ from pretrax.data.tokenizers.tokenizer import tokens_before
 from pretrax.errors import Report, UserError
 from pretrax.huggingface.configs import compare
 from pretrax.huggingface.model import TOKENIZER, open_model
-from pretrax.model.architecture import Architecture, resolve
+from pretrax.model.architecture import Architecture, keys_that_change, resolve
 from pretrax.model.axes import AXES
 from pretrax.model.transformer import Transformer
 from pretrax.model.weights import abstract_weights, layers_with
@@ -26,31 +26,7 @@ from pretrax.weights.saved import HF, SavedModel, open_saved
 # Options of the architecture that may change between a checkpoint and the run that starts from it: any value of them
 # works with the same weights, and a difference is reported. So may those that only training uses
 # (`configs.NOT_COMPUTED`).
-FREE = frozenset(
-    (
-        'norm.eps',
-        'rope.base',
-        'rope.local_base',
-        'rope.scaling',
-        'rope.fraction',
-        'rope.nope_every',
-        'rope.nope_global',
-        'attention.window',
-        'attention.global_every',
-        'attention.query_pre_attn_scalar',
-        'attention.softcap',
-        'head.softcap',
-        'feed_forward.swiglu_limit',
-        'embedding.scale',
-        'embedding.multiplier',
-        'block.residual_multiplier',
-        'head.multiplier',
-        'experts.router.scale',
-        'attention.window_type',
-        'attention.temperature',
-        'attention.temperature_length',
-    )
-)
+FREE = keys_that_change('forward')
 # The others decide which weights there are, their sizes or their meaning, and must be equal. layer_types must if it
 # changes what mixes the tokens of a layer, and not if it changes only its window.
 

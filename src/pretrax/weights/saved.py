@@ -16,8 +16,8 @@ from pretrax.errors import UserError
 from pretrax.huggingface.configs import read_options
 from pretrax.huggingface.files import find
 from pretrax.huggingface.model import KEPT, TOKENIZER
+from pretrax.model.choices import TransformerOptions
 from pretrax.model.option_names import dotted, nest
-from pretrax.model.options import TransformerOptions
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.system.json_file import read_json
 
