@@ -76,9 +76,9 @@ def fused_attention():
     import jax.numpy as jnp
     import numpy as np
 
-    from pretrax.model.architecture import Scores
     from pretrax.model.attention import attend
     from pretrax.model.attention_kernels import Kernel
+    from pretrax.model.scores import Scores
     from small import mesh_of
 
     def case(d_head, kv_heads, documents, window, has_sinks):
@@ -121,7 +121,7 @@ def attention_to_the_cache():
 
     from pretrax.infer.cache import Pages
     from pretrax.infer.kernels import Kernel, attention
-    from pretrax.model.architecture import Scores
+    from pretrax.model.scores import Scores
 
     def case(heads, kv_heads, d_head, stored):
         random = np.random.default_rng(1)

@@ -186,7 +186,7 @@ TESTED_BY = {
     'launch/test_node.py': 'launch/crash launch/signals cli/launch/node',
     'launch/test_record.py': 'cli/launch/logs cli/launch/status cli/launch/stop launch/engine launch/registry '
     'launch/foreground',
-    'model/test_attention.py': 'model/softcap model/xla_cpu',
+    'model/test_attention.py': 'model/scores model/xla_cpu',
     'model/test_eight_bits.py': 'model/numerics',
     'model/test_families.py': 'model/choices tables',
     'model/test_option_names.py': 'model/options',

@@ -12,7 +12,8 @@ from pretrax.infer.cache import Pages
 from pretrax.infer.generate import generate
 from pretrax.infer.kernels import Kernel, attention, choose_kernel
 from pretrax.infer.programs import programs_of
-from pretrax.model.architecture import Scores
+from pretrax.model.options import AttentionOptions
+from pretrax.model.scores import Scores
 from small import LLAMA, mesh_of, random_weights, transformer
 
 KERNELS = [Kernel('pallas-tpu', 'as wanted', interpret=True), Kernel('pallas-gpu', 'as wanted', interpret=True)]
@@ -122,7 +123,7 @@ def test_text_is_the_same_by_a_kernel(monkeypatch):
 )
 def test_a_kernel_is_chosen_where_it_can_run(choices, chosen):
     usual = {'dtype': jnp.bfloat16, 'd_head': 128, 'page': 16, 'kind': 'compute', 'windows': False}
-    kernel = choose_kernel(**(usual | choices))
+    kernel = choose_kernel(**(usual | choices), options=AttentionOptions())
     if chosen.startswith('it '):
         chosen = f'plain (SLOW: not pallas-{choices["platform"]}, because {chosen})'
     assert str(kernel) == chosen

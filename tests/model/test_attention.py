@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pretrax.model import attention
-from pretrax.model.architecture import Scores
 from pretrax.model.attention import attend
 from pretrax.model.attention_kernels import Kernel
+from pretrax.model.scores import Scores
 
 B, H, K, D = 2, 4, 2, 8
 BLOCKWISE = Kernel('blockwise', 'test', None)

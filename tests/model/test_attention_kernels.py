@@ -11,9 +11,10 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 
 from pretrax.errors import UserError
 from pretrax.jax_compat import assume_cudnn, cudnn_attention
-from pretrax.model.architecture import Scores
 from pretrax.model.attention import attend
 from pretrax.model.attention_kernels import Kernel, choose_kernel, packed_documents
+from pretrax.model.options import AttentionOptions
+from pretrax.model.scores import Scores
 from pretrax.shardlib import f32, i32, num, psum, save, scan, typed_shard_map, unroll
 from pretrax.shardlib.ops import vary, vary_together
 from small import mesh_of
@@ -234,20 +235,22 @@ BF16, F32 = jnp.bfloat16, jnp.float32
     ],
 )
 def test_choice_of_kernel(wanted, platform, dtype, d_head, length, documents, name, reason):
-    kernel = choose_kernel(wanted, platform, dtype, d_head, length, documents)
+    kernel = choose_kernel(wanted, platform, dtype, d_head, length, documents, AttentionOptions())
     assert kernel.name == name
     assert re.search(reason, str(kernel))
 
 
 def test_cudnn_does_not_support_a_soft_cap():
-    capped = [choose_kernel('auto', p, BF16, 128, 1024, 1, 50.0) for p in ('cuda', 'tpu', 'cpu')]
+    capped = [
+        choose_kernel('auto', p, BF16, 128, 1024, 1, AttentionOptions(softcap=50.0)) for p in ('cuda', 'tpu', 'cpu')
+    ]
     assert [kernel.name for kernel in capped] == ['blockwise', 'splash', 'blockwise']
     assert 'SLOW: not cudnn, because it does not support a soft cap of the scores, which is 50' in str(capped[0])
 
 
 @pytest.mark.parametrize(('documents', 'name'), [(1, 'cudnn'), (4, 'blockwise'), (None, 'blockwise')])
 def test_cudnn_supports_sinks_with_one_document_per_row(documents, name):
-    kernel = choose_kernel('auto', 'cuda', BF16, 64, 1024, documents, sinks=True)
+    kernel = choose_kernel('auto', 'cuda', BF16, 64, 1024, documents, AttentionOptions(sinks=True))
     assert kernel.name == name
     assert name == 'cudnn' or 'SLOW: not cudnn, because it supports attention sinks only' in str(kernel)
 
@@ -262,4 +265,4 @@ def test_cudnn_supports_sinks_with_one_document_per_row(documents, name):
 )
 def test_a_kernel_that_cannot_run_is_refused(wanted, platform, dtype, reason):
     with pytest.raises(UserError, match=reason):
-        choose_kernel(wanted, platform, dtype, 128, 1024, 1)
+        choose_kernel(wanted, platform, dtype, 128, 1024, 1, AttentionOptions())

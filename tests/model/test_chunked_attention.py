@@ -9,11 +9,12 @@ import pytest
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
 from pretrax.jax_compat import cudnn_attention
-from pretrax.model.architecture import Scores
 from pretrax.model.attention import BLOCK, attend
 from pretrax.model.attention_kernels import Kernel, choose_kernel, packed_documents
 from pretrax.model.chunked_attention import chunk_segments, consecutive, most_segments
+from pretrax.model.options import AttentionOptions
 from pretrax.model.rope import tempered
+from pretrax.model.scores import Scores
 from pretrax.shardlib import f32, i32, typed_shard_map
 from small import LLAMA4, mesh_of, random_batch, transformer
 
@@ -131,7 +132,8 @@ def test_a_fused_kernel_computes_chunks(monkeypatch, name, length, width, chunk)
     ('length', 'documents', 'kernel'), [(BLOCK, 1, 'cudnn'), (1 << 20, 1, 'blockwise'), (8192, 120, 'blockwise')]
 )
 def test_cudnn_needs_few_chunks(length, documents, kernel):
-    chosen = choose_kernel('auto', 'cuda', jnp.bfloat16, 64, length, documents, chunk=64 if length == 8192 else 512)
+    options = AttentionOptions(window=64 if length == 8192 else 512, window_type='chunked')
+    chosen = choose_kernel('auto', 'cuda', jnp.bfloat16, 64, length, documents, options)
     assert chosen.name == kernel
     assert ('at most 128 documents or chunks' in chosen.reason) == (kernel == 'blockwise')
 

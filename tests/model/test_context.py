@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from pretrax.errors import UserError
-from pretrax.model.architecture import Scores
 from pretrax.model.attention import context_parallel_attention, dot_product_attention
 from pretrax.model.attention_kernels import Kernel
 from pretrax.model.context import column_order
+from pretrax.model.scores import Scores
 from pretrax.shardlib import f32, i32, typed_shard_map
 from pretrax.train.step import make_gradients
 from small import LLAMA, mesh_of, random_batch, random_weights, transformer

@@ -16,6 +16,7 @@ from pretrax.model.architecture import resolve
 from pretrax.model.attention_kernels import choose_kernel
 from pretrax.model.dropout import kept
 from pretrax.model.loss import means
+from pretrax.model.options import AttentionOptions
 from pretrax.train.optimizer import sgd
 from pretrax.train.state import init_state
 from pretrax.train.step import Recipe, make_gradients, training_step
@@ -143,9 +144,9 @@ def test_dropout_sets_the_three_rates_and_each_may_differ():
 
 
 def test_fused_kernels_are_refused_or_left_with_the_reason():
-    kernel = choose_kernel('auto', 'cuda', jnp.bfloat16, 64, 1024, 1, dropout=0.1)
+    kernel = choose_kernel('auto', 'cuda', jnp.bfloat16, 64, 1024, 1, AttentionOptions(dropout=0.1))
     assert kernel.name == 'blockwise'
     assert 'SLOW: not cudnn' in str(kernel)
     assert 'model.attention.dropout = 0.1' in str(kernel)
     with pytest.raises(UserError, match='cannot drop attention probabilities'):
-        choose_kernel('splash', 'tpu', jnp.bfloat16, 128, 1024, 1, dropout=0.1)
+        choose_kernel('splash', 'tpu', jnp.bfloat16, 128, 1024, 1, AttentionOptions(dropout=0.1))

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pretrax.model.architecture import Architecture, LayerKind, Scores
-from pretrax.model.softcap import softcap
+from pretrax.model.architecture import Architecture, LayerKind
+from pretrax.model.scores import Scores
 from pretrax.shardlib import f32, i32, make_shardings, num, pytree_dataclass
 
 CacheKind = Literal['compute', 'bf16', 'int8', 'fp8']
@@ -174,7 +174,7 @@ def paged_attention(
         visible = scores.sees(positions[:, :, None] - key_positions) & (positions >= 0)[:, :, None] & within
         visible &= scores.same_chunk(positions[:, :, None], key_positions)
         score = jnp.einsum('rkgcd,rksd->rkgcs', grouped, k, preferred_element_type=jnp.float32)
-        score = softcap(score / scores.divisor, scores.softcap)
+        score = scores.of_products(score)
         # Pages without a user keep what was there, which may be NaN: 0 times it is not 0.
         v = jnp.where(jnp.any(visible, axis=1)[:, None, :, None], v, 0)
         visible = visible[:, None, None]

@@ -77,8 +77,7 @@ class CachedDecoder:
         else:
             # layers with a window are plain anyway
             d_head = model.arch.attention.global_d_head or model.arch.attention.d_head
-            sinks = model.arch.attention.sinks
-            self.kernel = choose_kernel(platform, model.dtype, d_head, page, kind, has_windows, sinks)
+            self.kernel = choose_kernel(platform, model.dtype, d_head, page, kind, has_windows, model.arch.attention)
         self._ring = min(ring_blocks(self._window, ahead, page), blocks) if self._window else 0
         # Page 0 is for padding.
         self._pages = 1 + (self._slots + kept) * blocks if 0 in windows or whole else 0

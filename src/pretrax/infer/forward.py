@@ -22,14 +22,12 @@ from pretrax.infer.weights import Outer, ServingLayer
 from pretrax.model.architecture import Architecture
 from pretrax.model.attention import AttentionWeights, gate_output, output_projection, queries_keys_values
 from pretrax.model.block import block
-from pretrax.model.ends import embed
+from pretrax.model.ends import embed, finish_logits
 from pretrax.model.latent_attention import absorbed_queries, latent_queries, latents, values_of_latents
 from pretrax.model.layer_spec import LayerSpec, Tokens
-from pretrax.model.matmul import add_bias
 from pretrax.model.norm import norm
 from pretrax.model.plan import ExecutionPlan
 from pretrax.model.recurrent import State
-from pretrax.model.softcap import softcap
 from pretrax.model.weight_only import scaled_product
 from pretrax.model.weights import Layer
 from pretrax.shardlib import all_gather, einsum, f32, i32, num, scope, typechecked
@@ -90,7 +88,7 @@ def _layer(
 
     Returns x and the cache after these tokens.
     """
-    scores = layer.arch.scores(layer.kind)
+    scores = layer.scores
     table = tables.ring if layer.kind.window else tables.full
 
     def cached_mixer(h: jax.Array, w: Layer, tokens: Tokens, layer: LayerSpec) -> jax.Array:
@@ -134,4 +132,4 @@ def logits_of(h: num['B/r/d/e L/c M'], w: Outer, arch: Architecture) -> f32['B/r
         logits = einsum(spec, h, table, dot=functools.partial(jnp.einsum, preferred_element_type=jnp.float32))
     else:
         logits = scaled_product(spec, h, table, w.unembed_scale, jnp.float32)
-    return softcap(arch.head.multiplier * add_bias(logits, w.unembed_bias), arch.head.softcap)
+    return finish_logits(logits, w.unembed_bias, arch)

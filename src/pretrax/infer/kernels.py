@@ -16,7 +16,8 @@ from jax.typing import DTypeLike
 
 from pretrax.infer.cache import CacheKind, Pages, paged_attention
 from pretrax.jax_compat import pallas_results_vary_like
-from pretrax.model.architecture import Scores
+from pretrax.model.options import AttentionOptions
+from pretrax.model.scores import Scores
 from pretrax.shardlib import f32, i32, num
 
 _TPU_TOKENS = 512  # whose keys and values a kernel holds at a time
@@ -37,7 +38,7 @@ class Kernel:
 
 
 def choose_kernel(
-    platform: str, dtype: DTypeLike, d_head: int, page: int, kind: CacheKind, windows: bool, sinks: bool = False
+    platform: str, dtype: DTypeLike, d_head: int, page: int, kind: CacheKind, windows: bool, options: AttentionOptions
 ) -> Kernel:
     """Chooses the kernel that writes tokens.
 
@@ -48,13 +49,13 @@ def choose_kernel(
         page: tokens in a page of the cache.
         kind: what keys and values are stored as.
         windows: whether some layers have a window.
-        sinks: whether heads have attention sinks.
+        options: of attention.
     """
     native = {'cuda': 'pallas-gpu', 'gpu': 'pallas-gpu', 'tpu': 'pallas-tpu'}.get(platform)
     if native is None:
         return Kernel('plain', f'no kernel for {platform}')
     obstacle = {'pallas-gpu': _gpu_obstacle, 'pallas-tpu': _tpu_obstacle}[native](dtype, d_head, page, kind)
-    obstacle = 'it has no attention sinks' if sinks else obstacle
+    obstacle = 'it has no attention sinks' if options.sinks else obstacle
     if obstacle:
         return Kernel('plain', f'SLOW: not {native}, because {obstacle}')
     return Kernel(native, f'the kernel for {platform}' + ('; plain in layers with a window' if windows else ''))

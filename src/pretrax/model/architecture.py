@@ -51,25 +51,6 @@ class Heads(NamedTuple):
 CHUNK = 64  # tokens of a chunk, in layers with a state
 
 
-@dataclasses.dataclass(frozen=True)
-class Scores:
-    """How attention scores are computed from products of queries and keys, and which keys are visible."""
-
-    divisor: float
-    softcap: float  # 0: none
-    window: int  # tokens that a token sees, itself included; 0: all
-    dropout: float = 0.0  # the share of the probabilities that training drops
-    chunked: bool = False  # a token sees only its chunk of `window` tokens
-
-    def sees(self, distance: Any) -> Any:
-        """Whether a token sees the token `distance` positions before it: a number or an array."""
-        return (distance >= 0) & (distance < self.window) if self.window else distance >= 0
-
-    def same_chunk(self, position: Any, other: Any) -> Any:
-        """Whether chunked attention lets tokens at these positions of a document see each other."""
-        return position // self.window == other // self.window if self.chunked else True
-
-
 class Architecture(DecoderOptions):
     """The sizes and parts of the decoder: every option has a value, and 0 stands for a part that no layer has."""
 
@@ -305,14 +286,6 @@ class Architecture(DecoderOptions):
         """Whether some layers keep a state instead of keys and values."""
         return self.recurrent.n_heads > 0
 
-    def score_divisor(self, kind: LayerKind) -> float:
-        """The divisor of the products of queries and keys. With YaRN, DeepSeek's code divides it by mscale^2."""
-        scaling = self.rope.scaling
-        divisor = math.sqrt(self.attention.query_pre_attn_scalar or self.heads(kind).d_query)
-        if self.attention.latent.kv_rank and scaling is not None and scaling.kind == 'yarn' and scaling.mscale_all_dim:
-            return divisor / scaling.yarn_mscale(scaling.mscale_all_dim) ** 2
-        return divisor
-
     @property
     def d_query(self) -> int:
         """Width of a query or key head; that of a value is `d_head`."""
@@ -321,11 +294,6 @@ class Architecture(DecoderOptions):
             if self.attention.latent.kv_rank
             else self.attention.d_head
         )
-
-    def scores(self, kind: LayerKind) -> Scores:
-        """The attention scores of a layer."""
-        chunked = kind.window > 0 and self.attention.window_type == 'chunked'
-        return Scores(self.score_divisor(kind), self.attention.softcap, kind.window, self.attention.dropout, chunked)
 
     @property
     def n_norms(self) -> int:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrax.model.architecture import Architecture, LayerKind, Scores
+from pretrax.model.architecture import Architecture, LayerKind
 from pretrax.model.attention_kernels import Kernel, cudnn, splash
 from pretrax.model.chunked_attention import attention_segments
 from pretrax.model.context import ring_attention
@@ -22,7 +22,7 @@ from pretrax.model.matmul import add_bias, product
 from pretrax.model.norm import qk_norm, v_norm
 from pretrax.model.part import Part
 from pretrax.model.rope import rotate, tempered
-from pretrax.model.softcap import softcap
+from pretrax.model.scores import Scores
 from pretrax.model.xla_cpu import query_key_products, weighted_values
 from pretrax.shardlib import (
     all_gather,
@@ -120,7 +120,7 @@ def attention(
 ) -> num['B/r/d/e L/c/t M']:
     """Self-attention of a layer, between its projections. Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2."""
     q, k, v = queries_keys_values(h, w, tokens.positions, layer)
-    scores, plan = layer.arch.scores(layer.kind), layer.plan
+    scores, plan = layer.scores, layer.plan
     segments = attention_segments(tokens.segments, tokens.positions, scores)
     if observe is not None:
         observe(q, k, segments, scores)
@@ -264,7 +264,7 @@ def dot_product_attention(
     K = k.shape[2]
     # Heads come first, so that the [L, S] matrices are not transposed.
     grouped = jnp.moveaxis(q.reshape(B, L, K, H // K, D), 1, 3)  # [B, K, G, L, D]
-    score = softcap(query_key_products(grouped, k) / scores.divisor, scores.softcap)  # [B, K, G, L, S]
+    score = scores.of_products(query_key_products(grouped, k))  # [B, K, G, L, S]
     masked = jnp.where(visible[:, None, None], score, jnp.finfo(jnp.float32).min)
     if sinks is None:
         probability = jax.nn.softmax(masked, axis=-1)

@@ -11,8 +11,9 @@ from jax.typing import DTypeLike
 
 from pretrax.errors import UserError
 from pretrax.jax_compat import cudnn_attention, pallas_results_vary_like
-from pretrax.model.architecture import Scores
 from pretrax.model.chunked_attention import consecutive, most_segments
+from pretrax.model.options import AttentionOptions
+from pretrax.model.scores import Scores
 from pretrax.shardlib import f32, i32, num, save
 
 
@@ -35,11 +36,8 @@ def choose_kernel(
     d_head: int,
     sequence_length: int,
     documents_per_row: int | None,
-    softcap: float = 0.0,
+    options: AttentionOptions,
     d_value: int | None = None,
-    sinks: bool = False,
-    dropout: float = 0.0,
-    chunk: int = 0,
 ) -> Kernel:
     """Chooses an attention kernel.
 
@@ -48,28 +46,25 @@ def choose_kernel(
         platform: 'cpu', 'cuda' (or 'gpu'), 'tpu', ...
         dtype: compute dtype.
         d_head: width of a query or key head.
-        d_value: width of a value head.
         sequence_length: L.
         documents_per_row: an upper bound on the documents per row of data; None if unknown.
-        softcap: of the scores; 0: none. Every kernel supports windows.
-        sinks: whether heads have attention sinks.
-        dropout: of attention probabilities.
-        chunk: tokens in a chunk of layers with chunked attention; 0: there are none.
+        options: of attention. Every kernel supports windows.
+        d_value: width of a value head; None: d_head.
 
     Raises:
         UserError: the wanted kernel cannot run here.
     """
     most = documents_per_row
-    if chunk and most is not None:
-        most = most_segments(most, sequence_length, chunk)
+    if options.window and options.window_type == 'chunked' and most is not None:
+        most = most_segments(most, sequence_length, options.window)
     obstacles = {
-        'cudnn': _cudnn_obstacle(platform, dtype, d_head, most, softcap, sinks)
-        or (_cudnn_obstacle(platform, dtype, d_value, most, softcap, sinks) if d_value else None),
+        'cudnn': _cudnn_obstacle(platform, dtype, d_head, most, options)
+        or (_cudnn_obstacle(platform, dtype, d_value, most, options) if d_value else None),
         'splash': _splash_obstacle(platform, sequence_length, math.gcd(d_head, d_value or d_head)),
         'blockwise': None,
     }
-    if dropout:
-        why = f'it cannot drop attention probabilities (model.attention.dropout = {dropout:g}) as on any other mesh'
+    if rate := options.dropout:
+        why = f'it cannot drop attention probabilities (model.attention.dropout = {rate:g}) as on any other mesh'
         obstacles |= {name: why for name in ('cudnn', 'splash') if not obstacles[name]}
     if wanted != 'auto':
         if obstacles[wanted]:
@@ -86,15 +81,15 @@ def choose_kernel(
 
 
 def _cudnn_obstacle(
-    platform: str, dtype: DTypeLike, d_head: int, documents_per_row: int | None, softcap: float, sinks: bool
+    platform: str, dtype: DTypeLike, d_head: int, documents_per_row: int | None, options: AttentionOptions
 ) -> str | None:
     if platform not in ('cuda', 'gpu'):
         return f'it needs an NVIDIA GPU, not {platform}'
     if jnp.dtype(dtype) not in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)):
         return f'it computes in bf16 or f16, not {jnp.dtype(dtype).name}'
-    if softcap:
-        return f'it does not support a soft cap of the scores, which is {softcap:g}'
-    if sinks and documents_per_row != 1:
+    if options.softcap:
+        return f'it does not support a soft cap of the scores, which is {options.softcap:g}'
+    if options.sinks and documents_per_row != 1:
         return 'it supports attention sinks only with one document or chunk per row'
     if d_head % 8 or d_head > 256:
         return f'it needs d_head to be a multiple of 8 up to 256, not {d_head}'

@@ -7,7 +7,7 @@ Letters: B batch, L length.
 
 import jax.numpy as jnp
 
-from pretrax.model.architecture import Scores
+from pretrax.model.scores import Scores
 from pretrax.shardlib import axis_size, i32
 
 

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pretrax.errors import UserError
-from pretrax.model.architecture import Architecture, Scores
+from pretrax.model.architecture import Architecture
 from pretrax.model.dropout import drop_probabilities, seeds_of_heads
-from pretrax.model.softcap import softcap
+from pretrax.model.scores import Scores
 from pretrax.shardlib import axis_index, axis_size, bool_, f32, i32, num, ppermute, save, u32, vary_together
 
 BLOCK = 512  # queries whose scores exist at once
@@ -338,9 +338,7 @@ def _chunk_backward(
         d_v = d_v + exact('blkgs,blkgd->bskd', _dropped(probability, seeds, k_start, scores).astype(v.dtype), d_out)
         d_probability = _dropped(exact('blkgd,bskd->blkgs', d_out, v), seeds, k_start, scores)
         d_score = probability * (d_probability - mean[..., None])
-        if scores.softcap:
-            d_score = d_score * (1 - jnp.square(score / scores.softcap))
-        d_product = (d_score / scores.divisor).astype(q.dtype)
+        d_product = (scores.cap_gradient(score, d_score) / scores.divisor).astype(q.dtype)
         d_k = d_k + exact('blkgs,blkgd->bskd', d_product, q)
         return (d_k, d_v), exact('blkgs,bskd->blkgd', d_product, k)
 
@@ -352,7 +350,7 @@ def _chunk_backward(
 
 def _scores(q: num['B L K G D_qk'], k: num['B S K D_qk'], scores: Scores) -> f32['B L K G S']:
     products = jnp.einsum('blkgd,bskd->blkgs', q, k, preferred_element_type=jnp.float32)
-    return softcap(products / scores.divisor, scores.softcap)
+    return scores.of_products(products)
 
 
 def _visible(

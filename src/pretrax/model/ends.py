@@ -5,6 +5,7 @@ Letters: B batch, L length, M d_model, V vocabulary, P learned positions.
 
 import math
 
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
@@ -13,9 +14,9 @@ from pretrax.model.dropout import drop
 from pretrax.model.matmul import add_bias, product
 from pretrax.model.norm import norm
 from pretrax.model.numerics import Format
-from pretrax.model.softcap import softcap
+from pretrax.model.scores import softcap
 from pretrax.model.weights import Ends, Weights
-from pretrax.shardlib import all_gather, i32, num, psum_scatter, take, typechecked, u32
+from pretrax.shardlib import all_gather, f32, i32, num, psum_scatter, take, typechecked, u32
 
 
 def gather_ends(w: Weights, dtype: DTypeLike, sums: DTypeLike | None = None) -> Ends:
@@ -55,4 +56,9 @@ def unembed(ends: Ends, x: num['B/r/d/e L/c/t M'], arch: Architecture, head: For
     """The logits, from the hidden states after the last layer."""
     h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', norm(x, ends.norm, ends.norm_bias, arch))
     logits = product('B/r/d/e L/c M, V/t M -> B/r/d/e L/c V/t', h, ends.unembedding, head)
-    return softcap(arch.head.multiplier * add_bias(logits, ends.unembed_bias), arch.head.softcap)
+    return finish_logits(logits, ends.unembed_bias, arch)
+
+
+def finish_logits(logits: jax.Array, bias: f32['V/t'] | None, arch: Architecture) -> jax.Array:
+    """The logits, from the products of hidden states and the unembedding."""
+    return softcap(arch.head.multiplier * add_bias(logits, bias), arch.head.softcap)

@@ -13,6 +13,7 @@ from pretrax.model.matmul import gather
 from pretrax.model.numerics import Formats
 from pretrax.model.part import Part
 from pretrax.model.plan import ExecutionPlan
+from pretrax.model.scores import Scores, scores_of
 from pretrax.shardlib import bool_, i32, num, pytree_dataclass, u32
 
 
@@ -36,6 +37,11 @@ class LayerSpec:
     formats: Formats
     gathered: dict[str, jax.Array] | None = None  # whole weights by name, of a layer that runs in parts
     number: i32[''] | None = None  # of the layer, if something is dropped
+
+    @property
+    def scores(self) -> Scores:
+        """How attention scores are computed from products of queries and keys."""
+        return scores_of(self.arch, self.kind)
 
     def gather(self, name: str, spec: str, w: Part, x: jax.Array) -> jax.Array:
         """`matmul.gather` of a weight, once for all parts of the batch."""

@@ -93,11 +93,8 @@ def choose_plan(
             d_query,
             length,
             request.documents_per_row,
-            arch.attention.softcap,
+            arch.attention,
             d_value,
-            arch.attention.sinks,
-            arch.attention.dropout,
-            arch.attention.window if arch.attention.window_type == 'chunked' else 0,
         )
 
     kernel, d_global = kernel_for_heads(arch.d_query, arch.attention.d_head), arch.attention.global_d_head

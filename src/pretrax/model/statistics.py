@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pretrax.model.architecture import Scores
 from pretrax.model.axes import TOKENS
 from pretrax.model.block import block, mixer, mlp
 from pretrax.model.context import local_columns
@@ -28,7 +27,7 @@ from pretrax.model.matmul import add_bias, gather, product
 from pretrax.model.mlp import FeedForwardWeights
 from pretrax.model.pipeline_forward import pipeline
 from pretrax.model.routing import Routed, counted, own_part
-from pretrax.model.softcap import softcap
+from pretrax.model.scores import Scores
 from pretrax.model.transformer import Transformer
 from pretrax.model.weights import Layer, Weights, layers_with
 from pretrax.shardlib import (
@@ -203,7 +202,7 @@ def attention_of_sample(
     counts_here = counts[:, sample]
     seen = (visible & counts_here[:, :, None])[:, None, None]  # [B, 1, 1, n, S]
     largest = jnp.max(jnp.where(seen, score, -jnp.inf), axis=(0, 3, 4)).reshape(H)
-    score = jnp.where(visible[:, None, None], softcap(score, scores.softcap), -jnp.inf)
+    score = jnp.where(visible[:, None, None], scores.cap(score), -jnp.inf)
     if sinks is not None:
         score = jnp.concatenate(
             [score, jnp.broadcast_to(sinks.reshape(*score.shape[1:3], 1, 1), (*score.shape[:-1], 1))], axis=-1
