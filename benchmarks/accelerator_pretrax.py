@@ -30,14 +30,14 @@ from pretrax.hlo.compiler_options import Situation, choose_options, hardware_of
 from pretrax.infer.generate import generate
 from pretrax.model import loss as loss_module
 from pretrax.model import matmul as matmul_module
-from pretrax.model.architecture import Scores
 from pretrax.model.attention import attend
 from pretrax.model.attention_kernels import Kernel
 from pretrax.model.axes import AXES
+from pretrax.model.choices import TransformerOptions
 from pretrax.model.loss import Batch
 from pretrax.model.option_names import nest
-from pretrax.model.options import TransformerOptions
 from pretrax.model.request import ModelRequest
+from pretrax.model.scores import Scores
 from pretrax.model.transformer import Transformer
 from pretrax.shardlib import make_shardings, psum
 from pretrax.train import optimizer

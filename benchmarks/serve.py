@@ -48,8 +48,8 @@ from pretrax.infer.request import Request
 from pretrax.infer.sampling_settings import Sampling
 from pretrax.infer.weights import WeightKind
 from pretrax.model.axes import AXES
+from pretrax.model.choices import TransformerOptions
 from pretrax.model.option_names import nest
-from pretrax.model.options import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
 from pretrax.system.cores import usable_cores

@@ -12,7 +12,7 @@ from pretrax.infer.cache import Pages
 from pretrax.infer.generate import generate
 from pretrax.infer.kernels import Kernel, attention, choose_kernel
 from pretrax.infer.programs import programs_of
-from pretrax.model.options import AttentionOptions
+from pretrax.model.options.attention import AttentionOptions
 from pretrax.model.scores import Scores
 from small import LLAMA, mesh_of, random_weights, transformer
 

@@ -13,7 +13,7 @@ from pretrax.errors import UserError
 from pretrax.jax_compat import assume_cudnn, cudnn_attention
 from pretrax.model.attention import attend
 from pretrax.model.attention_kernels import Kernel, choose_kernel, packed_documents
-from pretrax.model.options import AttentionOptions
+from pretrax.model.options.attention import AttentionOptions
 from pretrax.model.scores import Scores
 from pretrax.shardlib import f32, i32, num, psum, save, scan, typed_shard_map, unroll
 from pretrax.shardlib.ops import vary, vary_together

@@ -12,7 +12,7 @@ from pretrax.jax_compat import cudnn_attention
 from pretrax.model.attention import BLOCK, attend
 from pretrax.model.attention_kernels import Kernel, choose_kernel, packed_documents
 from pretrax.model.chunked_attention import chunk_segments, consecutive, most_segments
-from pretrax.model.options import AttentionOptions
+from pretrax.model.options.attention import AttentionOptions
 from pretrax.model.rope import tempered
 from pretrax.model.scores import Scores
 from pretrax.shardlib import f32, i32, typed_shard_map

@@ -16,7 +16,7 @@ from pretrax.model.architecture import resolve
 from pretrax.model.attention_kernels import choose_kernel
 from pretrax.model.dropout import kept
 from pretrax.model.loss import means
-from pretrax.model.options import AttentionOptions
+from pretrax.model.options.attention import AttentionOptions
 from pretrax.train.optimizer import sgd
 from pretrax.train.state import init_state
 from pretrax.train.step import Recipe, make_gradients, training_step

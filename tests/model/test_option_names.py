@@ -5,9 +5,10 @@ from pydantic import BaseModel
 
 from former import flat, stored_config
 from pretrax.model.architecture import KEYS
-from pretrax.model.choices import DEFAULTS, NO_ATTENTION, NO_EXPERTS, NO_STATES, TransformerOptions, presets
+from pretrax.model.choices import DEFAULTS, NO_ATTENTION, NO_STATES, TransformerOptions, presets
 from pretrax.model.families import FAMILIES
 from pretrax.model.option_names import RENAMED, SECTIONS, dotted, is_former, nest
+from pretrax.model.options.feed_forward import NO_EXPERTS
 from pretrax.model.rope_scaling import RopeScaling
 
 # Options that 0.1 did not have, and no former name.

@@ -61,7 +61,9 @@ def by_hand(options, length=LENGTH, batch=None):
             else:
                 out = reference.feed_forward(h, layer, arch)
                 bias = 0 if layer.up_bias is None else layer.up_bias
-                here['unit'].append(np.asarray(h @ layer.gate if arch.gated else h @ layer.up + bias)[real])
+                here['unit'].append(
+                    np.asarray(h @ layer.gate if arch.feed_forward.gated else h @ layer.up + bias)[real]
+                )
             xs[row] = x = x + attended + out
             for name, value in (('residual', x), ('attention', attended), ('feed_forward', out)):
                 here[name].append(np.asarray(value)[real])

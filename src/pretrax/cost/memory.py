@@ -97,7 +97,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     device_tokens = math.ceil(step.tokens / (n['r'] * n['d'] * n['e'] * n['c']))
     layers = math.ceil(arch.n_layers / n['p'])
 
-    matrices = 3 if arch.gated else 2
+    matrices = arch.feed_forward.n_matrices
     with_attention = arch.n_attention_layers / arch.n_layers
     with_state = arch.n_recurrent_layers / arch.n_layers
     keys, values = (
@@ -113,7 +113,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
         n_experts * d_expert / n['e'] + d_ff
     )  # of w_down: those of the experts on this device, and of the feed-forward
     all_layers = arch.n_layers * (dense + matrices * d_model * (n_experts * d_expert + d_ff))
-    latent = arch.latent_params * (1 - 1 / t)  # what is not sharded over t
+    latent = arch.attention.latent_params(arch.d_model) * (1 - 1 / t)  # what is not sharded over t
     of_layers = layers * ((dense + matrices * d_model * rows) / t + latent) / n['d']
     largest = max(
         arch.sizes['F'] * (arch.n_dense_layers > 0), n_experts * arch.feed_forward.d_ff / n['e'] + arch.experts.d_shared
@@ -134,7 +134,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
         'attention': with_attention * (d_head + 4 / width) * arch.attention.n_heads + with_state * values,
         'attention_out': d_model,
         'up': near,
-        'gate': (near if arch.gated else 0)
+        'gate': (near if arch.feed_forward.gated else 0)
         + with_attention * arch.attention.gate * d_head * arch.attention.n_heads
         + with_state * values,
         'mlp_out': d_model if arch.n_norms == 4 else 0,  # only a norm reads it
@@ -175,7 +175,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     head = width * device_tokens * (logits + d_model) + added_up
     # rows exchanged over e: in the order of devices, as received, in the order of experts, and the results of these
     inside = platform == 'tpu'  # elementwise functions are fused into products
-    wide = (2 if inside else 4) + arch.gated
+    wide = (2 if inside else 4) + arch.feed_forward.gated
     mixing = 2 * of_attention if arch.attention.n_heads else 0
     if arch.has_states:  # in chunks: decays and scores of pairs, queries, keys, values and states, in f32
         pairs = 4 * CHUNK + 4 * arch.recurrent.d_key + 6 * arch.recurrent.d_head
@@ -194,7 +194,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
         * (at_work / t + (3 / t + 3) * d_model + (arch.attention.latent.q_rank + arch.sizes['C_kv']) * (t > 1))
     )
     if unrolled and saved is None:
-        layer = width * device_tokens * ((3 if arch.gated else 2) * widest + 3 * d_model)
+        layer = width * device_tokens * (arch.feed_forward.n_matrices * widest + 3 * d_model)
     if not whole:
         layer += (width + (3 if inside else 4)) * one_layer
     earlier = 4 * shard if step.passes > 1 else 0.0

@@ -205,7 +205,7 @@ class _Sizes:
             * arch.experts.n_experts
             * arch.d_model
             * arch.feed_forward.d_ff
-            * (3 if arch.gated else 2)
+            * arch.feed_forward.n_matrices
         )
         self.in_tables = tables / self.t
         self.in_experts = experts / (self.e * self.t * self.p)

@@ -40,7 +40,11 @@ def n_params(arch: Architecture) -> int:
 def in_experts(arch: Architecture) -> int:
     """The expert weights among them, which `e` shards too."""
     return (
-        arch.n_expert_layers * arch.experts.n_experts * arch.d_model * arch.feed_forward.d_ff * (3 if arch.gated else 2)
+        arch.n_expert_layers
+        * arch.experts.n_experts
+        * arch.d_model
+        * arch.feed_forward.d_ff
+        * arch.feed_forward.n_matrices
     )
 
 
@@ -68,9 +72,9 @@ def teacher_memory(step: StepFacts) -> TeacherMemory:
         if arch.experts.n_experts
         else 0,
     )
-    layer = width * tokens * ((heads + (2 + arch.gated) * widest) / t + 3 * d_model)
+    layer = width * tokens * ((heads + arch.feed_forward.n_matrices * widest) / t + 3 * d_model)
     if n['d'] > 1:
-        matrices = d_model * (3 if arch.gated else 2)
+        matrices = d_model * arch.feed_forward.n_matrices
         wide = max(dense, arch.experts.n_experts * arch.feed_forward.d_ff / n['e'] + arch.experts.d_shared)
         layer += width * (arch.attention_params + matrices * wide) / t
     return TeacherMemory(weights, loss, layer)

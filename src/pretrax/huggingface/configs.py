@@ -374,7 +374,7 @@ TABLES = (
         (*_SIZES, _SWIGLU, _TIED, Rope(), *_BIASES, Number('embedding_multiplier', 'embedding.multiplier'),
          Number('residual_multiplier', 'block.residual_multiplier'), Number('logits_scaling', 'head.multiplier',
          power=-1),
-         Number('attention_multiplier', 'attention.query_pre_attn_scalar', power=-2, absent='d_query')),
+         Number('attention_multiplier', 'attention.query_pre_attn_scalar', power=-2, absent='attention.d_query')),
     ),
     ConfigTable(
         'cohere2', 'Cohere2ForCausalLM', 'cohere2', 'cohere2',
@@ -546,7 +546,7 @@ def _differences(config: dict[str, Any], arch: Architecture) -> dict[str, str]:
 def _rounded(one: Architecture, other: Architecture, option: str) -> bool:
     """Whether a number that a class stores in another form, such as its inverse, is the same up to rounding."""
     if option == 'attention.query_pre_attn_scalar':
-        a, b = (arch.attention.query_pre_attn_scalar or arch.d_query for arch in (one, other))
+        a, b = (arch.attention.query_pre_attn_scalar or arch.attention.d_query for arch in (one, other))
     else:
         a, b = one.option(option), other.option(option)
     return option in _STORED_IN_ANOTHER_FORM and math.isclose(a, b, rel_tol=1e-12)

@@ -100,8 +100,8 @@ class Size(OneField):
 class Number(OneField):
     """A number above 0, or of at least 0 if `zero`. `as_integer`: transformers requires an integer if it is whole.
 
-    The option is this power of the field. `absent`: the attribute of the architecture that is written if the option is
-    None.
+    The option is this power of the field. `absent`: the attribute of the architecture, dotted, that is written if the
+    option is None.
     """
 
     option: str
@@ -120,7 +120,7 @@ class Number(OneField):
     def write(self, arch: Architecture) -> dict[str, Any]:
         value = arch.option(self.option)
         if value is None and self.absent is not None:
-            value = getattr(arch, self.absent)
+            value = arch.option(self.absent)
         if not value and self.power < 0:
             value = None  # there is no such part
         if self.power != 1 and value is not None:

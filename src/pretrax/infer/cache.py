@@ -88,10 +88,7 @@ def empty_pages(
     """
     stored = {'compute': dtype, 'bf16': jnp.bfloat16, 'int8': jnp.int8, 'fp8': jnp.float8_e4m3fn}[kind]
     if arch.attention.latent.kv_rank:
-        like, shape = (
-            make_shardings(LatentPages),
-            (1, pages, page, arch.attention.latent.kv_rank + arch.attention.latent.d_rope),
-        )
+        like, shape = make_shardings(LatentPages), (1, pages, page, arch.sizes['C_kv'])
         scale = jnp.zeros(shape[:-1], jnp.float32, device=like.k_scale) if kind == 'int8' else None
         return LatentPages(jnp.zeros(shape, stored, device=like.k), None, scale, None)
     heads, pages_type = arch.heads(layer), RingPages if layer.window else Pages
@@ -174,7 +171,7 @@ def paged_attention(
         visible = scores.sees(positions[:, :, None] - key_positions) & (positions >= 0)[:, :, None] & within
         visible &= scores.same_chunk(positions[:, :, None], key_positions)
         score = jnp.einsum('rkgcd,rksd->rkgcs', grouped, k, preferred_element_type=jnp.float32)
-        score = scores.of_products(score)
+        score = scores.score(score)
         # Pages without a user keep what was there, which may be NaN: 0 times it is not 0.
         v = jnp.where(jnp.any(visible, axis=1)[:, None, :, None], v, 0)
         visible = visible[:, None, None]

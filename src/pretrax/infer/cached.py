@@ -10,10 +10,9 @@ from pretrax.infer.cache import CacheKind, LatentPages, Pages, RingPages, Tables
 from pretrax.infer.forward import final_states, logits_of, read_tokens
 from pretrax.infer.kernels import Kernel, choose_kernel
 from pretrax.infer.pages import SlotPages
-from pretrax.infer.states import empty_states
 from pretrax.infer.weights import Outer, ServingLayer, ServingWeights, WeightKind, serving_weights
 from pretrax.model.architecture import LayerKind
-from pretrax.model.recurrent import State
+from pretrax.model.recurrent import State, empty_states
 from pretrax.model.transformer import Transformer
 from pretrax.model.weights import Weights
 from pretrax.shardlib import f32, i32, num, typed_shard_map

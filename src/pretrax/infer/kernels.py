@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from pretrax.infer.cache import CacheKind, Pages, paged_attention
 from pretrax.jax_compat import pallas_results_vary_like
-from pretrax.model.options import AttentionOptions
+from pretrax.model.options.attention import AttentionOptions
 from pretrax.model.scores import Scores
 from pretrax.shardlib import f32, i32, num
 

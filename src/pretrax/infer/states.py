@@ -10,31 +10,10 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
-from pretrax.model.architecture import Architecture
 from pretrax.model.layer_spec import LayerSpec
 from pretrax.model.recurrent import RecurrentWeights, State, mix, projections, state_output
-from pretrax.shardlib import i32, make_shardings, num, scope
-
-
-def empty_states(arch: Architecture, slots: int, dtype: DTypeLike) -> State:
-    """The states of one layer on the current mesh.
-    The tokens before the convolution have the compute dtype, states f32.
-    """
-    like, before = make_shardings(State), arch.recurrent.conv_width - 1
-    keys, values = (
-        (arch.recurrent.n_key_heads, arch.recurrent.d_key),
-        (arch.recurrent.n_heads, arch.recurrent.d_head),
-    )
-    return State(
-        q=jnp.zeros((slots, before, *keys), dtype, device=like.q),
-        k=jnp.zeros((slots, before, *keys), dtype, device=like.k),
-        v=jnp.zeros((slots, before, *values), dtype, device=like.v),
-        state=jnp.zeros(
-            (slots, arch.recurrent.n_heads, arch.recurrent.d_key, arch.recurrent.d_head), device=like.state
-        ),
-    )
+from pretrax.shardlib import i32, num, scope
 
 
 def read_into_states(

@@ -5,12 +5,15 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pretrax.errors import UserError
-from pretrax.model.choices import DROPOUT, UNGATED, TransformerOptions, choose, has_experts
+from pretrax.model.choices import DROPOUT, TransformerOptions, choose
 from pretrax.model.mup import Scaling
-from pretrax.model.options import DecoderOptions, Effect, option
+from pretrax.model.options.attention import Heads
+from pretrax.model.options.decoder import DecoderOptions
+from pretrax.model.options.feed_forward import has_experts
+from pretrax.model.options.section import Effect, option
 from pretrax.model.rope_scaling import RopeScaling
 
 Mixer = Literal['attention', 'delta', 'mamba']
@@ -35,19 +38,6 @@ class LayerKind:
         return self.feed_forward and not self.experts
 
 
-class Heads(NamedTuple):
-    """The sizes of the heads of a layer. Query heads are as many in all layers."""
-
-    n_kv: int
-    d_query: int  # width of a query or key
-    d_value: int
-
-    @property
-    def mean_width(self) -> float:
-        """The mean of the two widths."""
-        return (self.d_query + self.d_value) / 2
-
-
 CHUNK = 64  # tokens of a chunk, in layers with a state
 
 
@@ -70,11 +60,9 @@ class Architecture(DecoderOptions):
 
     def describe(self) -> str:
         """One line for the start-up report."""
-        heads = f'{self.attention.n_heads} heads of {self.d_query}' + (
-            f' ({self.attention.n_kv_heads} for keys and values)'
-            if self.attention.n_kv_heads != self.attention.n_heads
-            else ''
-        )
+        n_kv = self.attention.n_kv_heads
+        shared = f' ({n_kv} for keys and values)' if n_kv != self.attention.n_heads else ''
+        heads = f'{self.attention.n_heads} heads of {self.attention.d_query}{shared}'
         padded = f' (padded to {self.padded_vocab_size})' if self.padded_vocab_size != self.vocab_size else ''
         parts = [
             *['embedding times sqrt(width)'] * self.embedding.scale,
@@ -83,19 +71,12 @@ class Architecture(DecoderOptions):
             *[f'{self.block.norms}-norms'] * (self.block.norms != 'pre'),
             *['attention and feed-forward in parallel' + ', one norm for both' * self.block.shared_norm]
             * self.block.parallel,
-            *[f'queries and keys normed ({self.attention.qk_norm})'] * (self.attention.qk_norm != 'none'),
+            *self.attention.describe_norms(),
             *self._describe_mixers(),
-            *[self._describe_positions()] * (self.attention.n_heads > 0 or self.positions != 'rope'),
-            *self._describe_attention(),
-            *[
-                self.feed_forward.activation
-                + (
-                    f' (values up to {self.feed_forward.swiglu_limit:g})'
-                    if self.feed_forward.activation == 'swiglu_oai'
-                    else ''
-                )
-            ]
-            * (self.feed_forward.d_ff > 0),
+            *[self.rope.describe(self.attention.window) if self.positions == 'rope' else self.positions]
+            * (self.attention.n_heads > 0 or self.positions != 'rope'),
+            *self.attention.describe(self.windows, self.layer_types is not None),
+            *[self.feed_forward.describe()] * (self.feed_forward.d_ff > 0),
             *self._describe_biases(),
             *[f'logits capped at {self.head.softcap:g}'] * bool(self.head.softcap),
             *['tied'] * self.embedding.tied,
@@ -139,64 +120,10 @@ class Architecture(DecoderOptions):
         found = [name for name, has in biases.items() if has]
         return ['biases of ' + ', '.join(found)] if found else []
 
-    def _describe_positions(self) -> str:
-        if self.positions != 'rope':
-            return self.positions
-        more = [f'base {self.rope.base:g}'] if self.rope.base != 10000 else []
-        if self.rope.local_base is not None:
-            more.append(f'base {self.rope.local_base:g} in layers with a window')
-        if self.rope.scaling is not None:
-            more.append(str(self.rope.scaling))
-        if self.rope.fraction != 1:
-            more.append(f'of {self.rope.fraction:g} of each head')
-        if self.rope.nope_global and self.attention.window:
-            more.append('none in layers without a window')
-        if self.rope.nope_every:
-            more.append(f'none in every {ordinal(self.rope.nope_every)} layer')
-        return 'rope' + (f' ({", ".join(more)})' if more else '')
-
     def _describe_mixers(self) -> list[str]:
         names = {'delta': 'a gated delta net', 'mamba': 'a state-space model (Mamba 2)'}
         counts = {mixer: sum(kind.mixer == mixer for kind in self.kinds) for mixer in names}
         return [f'{names[mixer]} in {count} of {self.n_layers} layers' for mixer, count in counts.items() if count]
-
-    def _describe_attention(self) -> list[str]:
-        parts = ['attention gated'] * self.attention.gate
-        if self.attention.latent.kv_rank:
-            of_queries = f', queries from {self.attention.latent.q_rank}' if self.attention.latent.q_rank else ''
-            parts.append(
-                f'latent attention (keys and values from {self.attention.latent.kv_rank}{of_queries}; rope in '
-                f'{self.attention.latent.d_rope} of '
-                f'{self.d_query}; values of {self.attention.d_head})'
-            )
-        if self.attention.window:
-            every = f' but in every {ordinal(self.attention.global_every)} layer' if self.attention.global_every else ''
-            if self.layer_types is not None:
-                every = f' in {sum(map(bool, self.windows))} of {self.n_layers} layers'
-            parts.append(
-                f'{"chunks of" if self.attention.window_type == "chunked" else "window"} {self.attention.window}{every}'
-            )
-        if self.attention.query_pre_attn_scalar not in (None, self.d_query):
-            parts.append(f'scores over sqrt({self.attention.query_pre_attn_scalar:g})')
-        if self.attention.temperature:
-            parts.append(
-                f'temperature {self.attention.temperature:g} in steps of {self.attention.temperature_length} tokens '
-                'in layers '
-                'without positions'
-            )
-        if self.attention.softcap:
-            parts.append(f'scores capped at {self.attention.softcap:g}')
-        if self.attention.global_d_head:
-            values = ', whose keys are values too' * self.attention.global_k_as_v
-            parts.append(
-                f'heads of {self.attention.global_d_head} ({self.attention.global_n_kv_heads} for keys and '
-                f'values{values}) in layers without a window'
-            )
-        if self.attention.v_norm:
-            parts.append('values normed')
-        if self.attention.sinks:
-            parts.append('attention sinks')
-        return parts
 
     @functools.cached_property
     def kinds(self) -> tuple[LayerKind, ...]:
@@ -226,10 +153,7 @@ class Architecture(DecoderOptions):
 
     def heads(self, kind: LayerKind) -> Heads:
         """The heads of a layer with attention."""
-        attention = self.attention
-        if kind.own_heads:
-            return Heads(attention.global_n_kv_heads, attention.global_d_head, attention.global_d_head)
-        return Heads(attention.n_kv_heads, self.d_query, attention.d_head)
+        return self.attention.heads(kind.own_heads)
 
     def mean_of_heads(self, size: Callable[[Heads], float]) -> float:
         """The mean of a size of heads over the layers with attention; 0 if there are none."""
@@ -287,42 +211,25 @@ class Architecture(DecoderOptions):
         return self.recurrent.n_heads > 0
 
     @property
-    def d_query(self) -> int:
-        """Width of a query or key head; that of a value is `d_head`."""
-        return (
-            self.attention.latent.d_nope + self.attention.latent.d_rope
-            if self.attention.latent.kv_rank
-            else self.attention.d_head
-        )
-
-    @property
     def n_norms(self) -> int:
         """Norms of the residual stream in a layer."""
         return 4 if self.block.norms == 'sandwich' else 1 if self.block.shared_norm else 2
 
     @property
-    def gated(self) -> bool:
-        """Whether the feed-forward has a gate."""
-        return self.feed_forward.activation not in UNGATED
-
-    @property
     def sizes(self) -> dict[str, int]:
         """The size of each letter in the types of the weights."""
+        attention, latent, experts, recurrent = self.attention, self.attention.latent, self.experts, self.recurrent
         return {
-            'M': self.d_model, 'M_next': self.d_model, 'H': self.attention.n_heads, 'K': self.attention.n_kv_heads,
-            'D': self.attention.d_head,
-            'K_global': self.attention.global_n_kv_heads, 'D_global': self.attention.global_d_head,
-            'F': self.experts.d_ff_dense if self.experts.n_experts else self.feed_forward.d_ff,
-            'V': self.padded_vocab_size,
-            'C_q': self.attention.latent.q_rank, 'C_latent': self.attention.latent.kv_rank,
-            'C_kv': self.attention.latent.kv_rank + self.attention.latent.d_rope, 'D_qk': self.d_query,
-            'D_rope': self.attention.latent.d_rope,
-            'D_kv': self.attention.latent.d_nope + self.attention.d_head, 'P': self.max_sequence_length,
-            'E': self.experts.n_experts, 'F_expert': self.feed_forward.d_ff, 'F_shared': self.experts.d_shared,
-            'N_state': self.recurrent.n_heads, 'N_key': self.recurrent.n_key_heads, 'D_value': self.recurrent.d_head,
-            'D_key': self.recurrent.d_key,
-            # heads that share a key
-            'J': self.recurrent.conv_width, 'N_shared': self.recurrent.n_heads // max(1, self.recurrent.n_key_heads),
+            'M': self.d_model, 'M_next': self.d_model, 'V': self.padded_vocab_size, 'P': self.max_sequence_length,
+            'H': attention.n_heads, 'K': attention.n_kv_heads, 'D': attention.d_head,
+            'K_global': attention.global_n_kv_heads, 'D_global': attention.global_d_head,
+            'C_q': latent.q_rank, 'C_latent': latent.kv_rank, 'C_kv': latent.kv_rank + latent.d_rope,
+            'D_qk': attention.d_query, 'D_rope': latent.d_rope, 'D_kv': latent.d_nope + attention.d_head,
+            'F': experts.d_ff_dense if experts.n_experts else self.feed_forward.d_ff, 'E': experts.n_experts,
+            'F_expert': self.feed_forward.d_ff, 'F_shared': experts.d_shared,
+            'N_state': recurrent.n_heads, 'N_key': recurrent.n_key_heads, 'J': recurrent.conv_width,
+            'D_value': recurrent.d_head, 'D_key': recurrent.d_key,
+            'N_shared': recurrent.n_heads // max(1, recurrent.n_key_heads),  # heads that share a key
         }  # fmt: skip
 
     @property
@@ -337,36 +244,31 @@ class Architecture(DecoderOptions):
 
     @property
     def n_matmul_params(self) -> int:
-        """Weights in matrix products per token: all but embeddings, norms,
-        biases and the experts that a token does not use.
-        """
-        linear = (
-            3 * self.recurrent.n_heads * self.recurrent.d_head + 2 * self.recurrent.n_key_heads * self.recurrent.d_key
-        )
-        n_delta = sum(kind.mixer == 'delta' for kind in self.kinds)
-        per_head = self.recurrent.n_heads * (self.n_recurrent_layers + n_delta)
+        """Weights in products per token: all but embeddings, norms, biases and the experts that it does not use."""
+        recurrent, n_delta = self.recurrent, sum(kind.mixer == 'delta' for kind in self.kinds)
+        linear = 3 * recurrent.n_heads * recurrent.d_head + 2 * recurrent.n_key_heads * recurrent.d_key
+        per_head = recurrent.n_heads * (self.n_recurrent_layers + n_delta)
         states = self.d_model * (self.n_recurrent_layers * linear + per_head)
-        matrices = 3 if self.gated else 2
-        of_layers = states + self._all_attention_params
-        of_layers += self.n_dense_layers * matrices * self.d_model * self.sizes['F']
-        if self.experts.n_experts:
-            shared = 3 * self.experts.d_shared + self.experts.shared_gate
-            per_token = (
-                self.experts.experts_per_token * matrices * self.feed_forward.d_ff + shared + self.experts.n_experts
-            )
-            of_layers += self.n_expert_layers * self.d_model * per_token
+        of_layers = states + self._all_attention_params + sum(map(self._feed_forward_params, self.kinds))
         return of_layers + self.vocab_size * self.d_model + self.multi_token.n_layers * self._module_params
+
+    def _feed_forward_params(self, kind: LayerKind) -> int:
+        """`n_matmul_params` of the feed-forward of a layer, or of the experts that a token uses and their router."""
+        matrices, experts = self.feed_forward.n_matrices, self.experts
+        if not kind.experts:
+            return kind.is_dense * matrices * self.d_model * self.sizes['F']
+        width = experts.experts_per_token * matrices * self.feed_forward.d_ff + 3 * experts.d_shared
+        return self.d_model * (width + experts.shared_gate + experts.n_experts)
 
     @property
     def _module_params(self) -> int:
         """`n_matmul_params` of a module of multi-token prediction."""
-        matrices, inner = 3 if self.gated else 2, self.sizes['F']
-        if self.kinds[-1].experts:
-            inner = self.experts.experts_per_token * self.feed_forward.d_ff
-        width = 2 * self.d_model + matrices * inner + self.vocab_size
-        if self.kinds[-1].experts:
-            width += 3 * self.experts.d_shared + self.experts.shared_gate + self.experts.n_experts
-        return self._attention_params(self.kinds[-1]) + self.d_model * width
+        last = self.kinds[-1]
+        of_layer = self._attention_params(last) + self._feed_forward_params(last)
+        return of_layer + self.d_model * (2 * self.d_model + self.vocab_size)
+
+    def _attention_params(self, kind: LayerKind) -> int:
+        return self.attention.params(self.d_model, kind.own_heads)
 
     @property
     def attention_params(self) -> int:
@@ -381,31 +283,6 @@ class Architecture(DecoderOptions):
     @property
     def _all_attention_params(self) -> int:
         return sum(self._attention_params(kind) for kind in self.kinds if kind.mixer == 'attention')
-
-    def _attention_params(self, kind: LayerKind) -> int:
-        M, H, (n_kv, _, D) = self.d_model, self.attention.n_heads, self.heads(kind)
-        if not self.attention.latent.kv_rank:
-            keys_and_values = 1 if kind.own_heads and self.attention.global_k_as_v else 2
-            return M * D * ((2 + self.attention.gate) * H + keys_and_values * n_kv)
-        of_queries = (
-            self.attention.latent.q_rank * (M + H * self.d_query)
-            if self.attention.latent.q_rank
-            else M * H * self.d_query
-        )
-        return (
-            of_queries
-            + M * (self.attention.latent.kv_rank + self.attention.latent.d_rope)
-            + H * (self.attention.latent.kv_rank * (self.attention.latent.d_nope + D) + M * D)
-        )
-
-    @property
-    def latent_params(self) -> int:
-        """The part of `attention_params` that makes latents. Every device along t computes these products."""
-        return (
-            self.d_model * (self.attention.latent.q_rank + self.attention.latent.kv_rank + self.attention.latent.d_rope)
-            if self.attention.latent.kv_rank
-            else 0
-        )
 
     @property
     def n_state_products(self) -> int:
@@ -431,12 +308,11 @@ class Architecture(DecoderOptions):
 
     def check_mesh(self, mesh: dict[str, int], sequence_length: int) -> None:
         """Raises UserError if the mesh does not divide the model; it names the nearest size that does."""
-        t, d, e = mesh['t'], mesh['d'], mesh['e']
+        t, e = mesh['t'], mesh['e']
         if self.multi_token.n_layers and mesh['p'] > 1:
             raise UserError(
                 f'model.multi_token.n_layers = {self.multi_token.n_layers}: multi-token prediction does not run in '
-                'pipeline stages '
-                f'(mesh.p = {mesh["p"]})\nuse mesh.p=1 or model.multi_token.n_layers=0'
+                f'pipeline stages (mesh.p = {mesh["p"]})\nuse mesh.p=1 or model.multi_token.n_layers=0'
             )
         if self.has_states and mesh['c'] > 1:
             raise UserError(
@@ -450,35 +326,28 @@ class Architecture(DecoderOptions):
                 f'model.experts.capacity needs whole sequences, and mesh.c = {mesh["c"]} shards them\n'
                 'use model.experts.capacity=null or mesh.c=1'
             )
-        if self.experts.n_experts % e:
-            fits = [n for n in range(1, e + 1) if self.experts.n_experts % n == 0]
-            raise UserError(
-                f'model.experts.n_experts = {self.experts.n_experts} is not divisible by mesh.e = {e}\n'
-                f'use mesh.e={fits[-1]}'
-            )
-        split = {
-            'model.attention.n_heads': self.attention.n_heads, 'model.attention.n_kv_heads': self.attention.n_kv_heads,
-            'model.attention.global_n_kv_heads': self.attention.global_n_kv_heads,
-            'model.feed_forward.d_ff': self.feed_forward.d_ff,
-            'model.experts.d_ff_dense': self.experts.d_ff_dense, 'model.experts.d_shared': self.experts.d_shared,
-            'model.recurrent.n_heads': self.recurrent.n_heads,
-            'model.recurrent.n_key_heads': self.recurrent.n_key_heads,
-            'batch.sequence_length': sequence_length, 'the padded vocabulary': self.padded_vocab_size,
+        attention, latent, experts, recurrent = self.attention, self.attention.latent, self.experts, self.recurrent
+        sharded: dict[str, dict[str, int]] = {
+            'e': {'model.experts.n_experts': experts.n_experts},
+            't': {
+                'model.attention.n_heads': attention.n_heads, 'model.attention.n_kv_heads': attention.n_kv_heads,
+                'model.attention.global_n_kv_heads': attention.global_n_kv_heads,
+                'model.feed_forward.d_ff': self.feed_forward.d_ff, 'model.experts.d_ff_dense': experts.d_ff_dense,
+                'model.experts.d_shared': experts.d_shared, 'model.recurrent.n_heads': recurrent.n_heads,
+                'model.recurrent.n_key_heads': recurrent.n_key_heads,
+                'batch.sequence_length': sequence_length, 'the padded vocabulary': self.padded_vocab_size,
+            },
+            'd': {
+                'model.attention.latent.kv_rank': latent.kv_rank, 'model.attention.latent.q_rank': latent.q_rank,
+                'model.d_model': self.d_model,
+            },
         }  # fmt: skip
-        for name, size in split.items():
-            if size % t:
-                fits = [n for n in range(1, t + 1) if size % n == 0]
-                raise UserError(f'{name} = {size} is not divisible by mesh.t = {t}\nuse mesh.t={fits[-1]}')
-        for name, size in {
-            'model.attention.latent.kv_rank': self.attention.latent.kv_rank,
-            'model.attention.latent.q_rank': self.attention.latent.q_rank,
-        }.items():
-            if size % d:
-                fits = [n for n in range(1, d + 1) if size % n == 0]
-                raise UserError(f'{name} = {size} is not divisible by mesh.d = {d}\nuse mesh.d={fits[-1]}')
-        if self.d_model % d:
-            fits = [n for n in range(1, d + 1) if self.d_model % n == 0]
-            raise UserError(f'model.d_model = {self.d_model} is not divisible by mesh.d = {d}\nuse mesh.d={fits[-1]}')
+        for axis, sizes in sharded.items():
+            for name, size in sizes.items():
+                if size % mesh[axis]:
+                    fits = max(n for n in range(1, mesh[axis] + 1) if size % n == 0)
+                    problem = f'{name} = {size} is not divisible by mesh.{axis} = {mesh[axis]}'
+                    raise UserError(f'{problem}\nuse mesh.{axis}={fits}')
         if self.positions == 'learned' and self.max_sequence_length % t:
             raise UserError(
                 f'model.max_sequence_length = {self.max_sequence_length} is not divisible by mesh.t = {t}\n'
@@ -517,8 +386,3 @@ def resolve(options: TransformerOptions, vocab_size: int, sequence_length: int) 
         )
     chosen['padded_vocab_size'] = math.ceil(chosen['vocab_size'] / 128) * 128
     return Architecture.from_dotted({key: chosen[key] for key in KEYS})
-
-
-def ordinal(n: int) -> str:
-    """2 -> '2nd'."""
-    return f'{n}{"th" if 10 <= n % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")}'

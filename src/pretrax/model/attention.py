@@ -264,7 +264,7 @@ def dot_product_attention(
     K = k.shape[2]
     # Heads come first, so that the [L, S] matrices are not transposed.
     grouped = jnp.moveaxis(q.reshape(B, L, K, H // K, D), 1, 3)  # [B, K, G, L, D]
-    score = scores.of_products(query_key_products(grouped, k))  # [B, K, G, L, S]
+    score = scores.score(query_key_products(grouped, k))  # [B, K, G, L, S]
     masked = jnp.where(visible[:, None, None], score, jnp.finfo(jnp.float32).min)
     if sinks is None:
         probability = jax.nn.softmax(masked, axis=-1)

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from pretrax.errors import UserError
 from pretrax.jax_compat import cudnn_attention, pallas_results_vary_like
 from pretrax.model.chunked_attention import consecutive, most_segments
-from pretrax.model.options import AttentionOptions
+from pretrax.model.options.attention import AttentionOptions
 from pretrax.model.scores import Scores
 from pretrax.shardlib import f32, i32, num, save
 

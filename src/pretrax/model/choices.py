@@ -16,7 +16,9 @@ from pretrax.errors import UserError
 from pretrax.model.families import FAMILIES, PRESET_NAMES, PRESETS
 from pretrax.model.mup import apply_mup
 from pretrax.model.option_names import dotted
-from pretrax.model.options import DecoderOptions, ExecutionOptions, PublishedOptions
+from pretrax.model.options import attention, feed_forward
+from pretrax.model.options.decoder import DecoderOptions, ExecutionOptions, PublishedOptions
+from pretrax.model.options.feed_forward import UNGATED
 from pretrax.model.rope_scaling import RopeScaling
 from pretrax.tables import read_table
 
@@ -37,21 +39,15 @@ class TransformerOptions(ExecutionOptions, DecoderOptions, PublishedOptions):
         return self
 
 
-_DECLARED = TransformerOptions.declarations()
-UNGATED = ('gelu', 'gelu_erf', 'relu2')  # activations without a gate
 DROPOUT = ('attention.dropout', 'block.dropout', 'embedding.dropout')
-# The options that neither the configuration nor the preset nor the family gives
-DEFAULTS = {key: declared.choice for key, declared in _DECLARED.items() if declared.choice is not ...}
-_ATTENTION, _EXPERTS, _RECURRENT = ('attention.', 'rope.'), ('experts.',), ('recurrent.',)
+DEFAULTS = TransformerOptions.defaults()
+_ATTENTION, _RECURRENT = ('attention.', 'rope.'), ('recurrent.',)
 # The options that change no result
-EXECUTION = {key for key, declared in _DECLARED.items() if declared.changes == 'nothing'}
-# The options of a decoder in which no layer has attention, experts or a state
+EXECUTION = {key for key, declared in TransformerOptions.declarations().items() if declared.changes == 'nothing'}
+# The options of a decoder in which no layer has attention, or a state
 NO_ATTENTION = {name: value for name, value in DEFAULTS.items() if name.startswith(_ATTENTION)} | {
     **dict.fromkeys(('attention.n_heads', 'attention.n_kv_heads', 'attention.d_head', 'attention.dropout'), 0),
     **dict.fromkeys(('attention.qkv_bias', 'attention.o_bias'), False),
-}
-NO_EXPERTS = {name: value for name, value in DEFAULTS.items() if name.startswith(_EXPERTS)} | {
-    'experts.router.balance_loss': 0.0
 }
 NO_STATES = dict.fromkeys((f'recurrent.{name}' for name in ('n_heads', 'n_key_heads', 'd_head', 'd_key')), 0) | {
     'recurrent.conv_bias': False
@@ -60,27 +56,9 @@ NO_STATES = dict.fromkeys((f'recurrent.{name}' for name in ('n_heads', 'n_key_he
 
 def check_choices(chosen: dict[str, Any], said: dict[str, Any]) -> None:
     """Checks the choices in the order in which they depend on each other. Changes `chosen`. Raises UserError."""
-    if chosen['attention.n_heads'] and chosen['attention.n_heads'] % chosen['attention.n_kv_heads']:
-        raise UserError(
-            f'model.attention.n_heads = {chosen["attention.n_heads"]} is not divisible by model.attention.n_kv_heads '
-            f'= {chosen["attention.n_kv_heads"]}'
-        )
-    _check_latents(chosen, said)
-    _check_rotation(chosen)
-    if not chosen['attention.window'] and not said.get('attention.global_every'):
-        chosen['attention.global_every'] = 0  # of a family or preset whose windows were turned off
-    if chosen['attention.global_every'] and not chosen['attention.window']:
-        raise UserError(
-            f'model.attention.global_every = {chosen["attention.global_every"]} exempts layers from a window, but '
-            'there is none\n'
-            'give model.attention.window, or use model.attention.global_every=0'
-        )
-    if chosen['layer_types'] is not None:
-        _check_layer_types(chosen, said)
-    _check_global_heads(chosen, said)
-    _check_chunks_and_temperature(chosen, said)
+    attention.check(chosen, said)
     _check_norms(chosen, said)
-    _check_experts(chosen, said)
+    feed_forward.check(chosen, said)
     _check_multi_token(chosen, said)
     apply_mup(chosen, said)
 
@@ -98,123 +76,6 @@ def _check_multi_token(chosen: dict[str, Any], said: dict[str, Any]) -> None:
             'like the last one of the '
             'decoder, and has to have attention\nuse model.multi_token.n_layers=0, or other layer_types'
         )
-
-
-def _check_rotation(chosen: dict[str, Any]) -> None:
-    if chosen['positions'] != 'rope' or not chosen['attention.n_heads']:
-        return
-    d_head, fraction = (
-        chosen['attention.latent.d_rope'] if chosen['attention.latent.kv_rank'] else chosen['attention.d_head'],
-        chosen['rope.fraction'],
-    )
-    if d_head % 2:
-        raise UserError(f'model.attention.d_head = {d_head} is odd, but rope rotates pairs\nuse an even d_head')
-    rotated = int(d_head * fraction)
-    if rotated % 2 or not rotated:
-        raise UserError(
-            f'model.rope.fraction = {fraction:g} rotates {rotated} of {d_head} dimensions of a head, but rope rotates '
-            f'pairs\nuse model.rope.fraction={_fraction_of(rotated + 2 - rotated % 2, d_head):g}'
-        )
-    scaling = chosen['rope.scaling']
-    if scaling is not None and scaling.kind == 'longrope' and len(scaling.short_factor) != rotated // 2:
-        raise UserError(
-            f'model.rope.scaling has {len(scaling.short_factor)} short factors, but rope rotates {rotated // 2} pairs\n'
-            'give short_factor and long_factor one number for each pair'
-        )
-
-
-_NO_GLOBAL_HEADS = {
-    name: value
-    for name, value in DEFAULTS.items()
-    if name.startswith('attention.global_') and name != 'attention.global_every'
-}
-
-
-def _check_global_heads(chosen: dict[str, Any], said: dict[str, Any]) -> None:
-    """Layers without a window have heads of their own only beside layers with one."""
-    types = chosen['layer_types']
-    mixed = chosen['attention.window'] > 0 and (
-        'full' in types if types else 1 < chosen['attention.global_every'] <= chosen['n_layers']
-    )
-    if not mixed:
-        for name in _NO_GLOBAL_HEADS:
-            if said.get(name):
-                raise UserError(
-                    f'model.{name} = {said[name]} applies to layers without a window beside layers with one, but there '
-                    'are none\ngive model.attention.window and model.attention.global_every, or leave it out'
-                )
-        chosen.update(_NO_GLOBAL_HEADS)
-    if not any(chosen[name] for name in _NO_GLOBAL_HEADS):
-        return
-    d_head = chosen['attention.global_d_head'] = chosen['attention.global_d_head'] or chosen['attention.d_head']
-    heads = chosen['attention.global_n_kv_heads'] = (
-        chosen['attention.global_n_kv_heads'] or chosen['attention.n_kv_heads']
-    )
-    usual = chosen['attention.d_head'], chosen['attention.n_kv_heads'], False
-    if (d_head, heads, chosen['attention.global_k_as_v']) == usual:
-        chosen.update(_NO_GLOBAL_HEADS)
-        return
-    if chosen['attention.n_heads'] % heads:
-        raise UserError(
-            f'model.attention.n_heads = {chosen["attention.n_heads"]} is not divisible by '
-            f'model.attention.global_n_kv_heads = {heads}'
-        )
-    if chosen['attention.global_d_head'] % 2:
-        raise UserError(
-            f'model.attention.global_d_head = {chosen["attention.global_d_head"]} is odd, but rope rotates pairs\n'
-            'use an even global_d_head'
-        )
-    without = {
-        'attention.qkv_bias': not chosen['attention.qkv_bias'], 'attention.o_bias': not chosen['attention.o_bias'],
-        'attention.sinks': not chosen['attention.sinks'], 'attention.gate': not chosen['attention.gate'],
-        'attention.qk_norm': chosen['attention.qk_norm'] in ('none', 'head', 'l2'),
-        'mup': chosen['mup'] is None,
-    }  # fmt: skip
-    _refuse(
-        chosen,
-        without,
-        f'layers without a window with heads of their own (model.attention.global_d_head = {d_head})\n'
-        'leave it out, or leave out the options global_d_head, global_n_kv_heads and global_k_as_v',
-    )
-
-
-def _refuse(chosen: dict[str, Any], fits: dict[str, bool], part: str) -> None:
-    """Refuses the first option that does not fit a part. `part` also says what to do."""
-    for name, does_fit in fits.items():
-        if not does_fit:
-            raise UserError(f'model.{name} = {chosen[name]} does not fit {part}')
-
-
-def _check_chunks_and_temperature(chosen: dict[str, Any], said: dict[str, Any]) -> None:
-    if not chosen['attention.window']:
-        if said.get('attention.window_type') == 'chunked':
-            raise UserError(
-                'model.attention.window_type = chunked, but there is no window\n'
-                'give model.attention.window, the tokens in a chunk'
-            )
-        chosen['attention.window_type'] = 'sliding'  # of a family whose windows were turned off
-    everywhere = chosen['positions'] != 'rope' or not (
-        0 < chosen['rope.nope_every'] <= chosen['n_layers'] or chosen['rope.nope_global']
-    )
-    if said.get('attention.temperature') and everywhere:
-        raise UserError(
-            f'model.attention.temperature = {said["attention.temperature"]:g} applies to layers without positions, '
-            'and all '
-            'have them\ngive model.rope.nope_every, or leave it out'
-        )
-    if everywhere:
-        chosen['attention.temperature'] = 0.0
-    if said.get('attention.temperature_length') and not chosen['attention.temperature']:
-        raise UserError(
-            f'model.attention.temperature_length = {said["attention.temperature_length"]}, but there is no '
-            'temperature\n'
-            'give model.attention.temperature'
-        )
-
-
-def _fraction_of(rotated: int, d_head: int) -> float:
-    """A short number such that `int(d_head * number)` is `rotated`."""
-    return math.ceil(rotated / d_head * 1e5) / 1e5
 
 
 def _check_norms(chosen: dict[str, Any], said: dict[str, Any]) -> None:
@@ -238,177 +99,6 @@ def _check_norms(chosen: dict[str, Any], said: dict[str, Any]) -> None:
         chosen['block.shared_norm'] = False  # of a family whose parallel blocks were turned off
 
 
-def _check_latents(chosen: dict[str, Any], said: dict[str, Any]) -> None:
-    if not chosen['attention.latent.kv_rank']:
-        for name in ('attention.latent.q_rank', 'attention.latent.d_rope', 'attention.latent.d_nope'):
-            if said.get(name):
-                raise UserError(
-                    f'model.{name} = {said[name]} belongs to latent attention, but there is none\n'
-                    'give model.attention.latent.kv_rank, or leave it out'
-                )
-        chosen.update({f'attention.latent.{name}': 0 for name in ('q_rank', 'd_rope', 'd_nope')})  # of a preset
-        return
-    chosen['attention.latent.d_nope'], chosen['attention.latent.d_rope'] = (
-        chosen['attention.latent.d_nope'] or chosen['attention.d_head'],
-        chosen['attention.latent.d_rope'] or 64,
-    )
-    without = {
-        'attention.n_kv_heads': chosen['attention.n_kv_heads'] == chosen['attention.n_heads'],
-        'positions': chosen['positions'] == 'rope',
-        'attention.qk_norm': chosen['attention.qk_norm'] == 'none', 'attention.window': not chosen['attention.window'],
-        'bias': not chosen['bias'],
-        'attention.temperature': not chosen['attention.temperature'],
-        'attention.qkv_bias': not chosen['attention.qkv_bias'], 'rope.fraction': chosen['rope.fraction'] == 1,
-    }  # fmt: skip
-    _refuse(
-        chosen,
-        without,
-        f'latent attention (model.attention.latent.kv_rank = {chosen["attention.latent.kv_rank"]}), which '
-        'has rope, a key and a value for each query head, and no window or bias\n'
-        'leave it out, or use model.attention.latent=null',
-    )
-    if chosen['attention.latent.d_rope'] % 2:
-        raise UserError(
-            f'model.attention.latent.d_rope = {chosen["attention.latent.d_rope"]} is odd, but rope rotates pairs\n'
-            'use an even d_rope'
-        )
-
-
-def _check_layer_types(chosen: dict[str, Any], said: dict[str, Any]) -> None:
-    types, n_layers = chosen['layer_types'], chosen['n_layers']
-    if not types or len(types) > n_layers:
-        raise UserError(
-            f'model.layer_types has {len(types)} entries for model.n_layers = {n_layers}\n'
-            'give one for each layer, or fewer, which repeat'
-        )
-    if 'window' in types and not chosen['attention.window']:
-        raise UserError('model.layer_types gives layers a window, but there is none\ngive model.attention.window')
-    if 'window' not in types:
-        if said.get('attention.window'):
-            raise UserError(
-                f'model.attention.window = {said["attention.window"]}, and model.layer_types gives no layer a window\n'
-                "give model.layer_types a 'window', or leave out model.attention.window"
-            )
-        chosen['attention.window'] = 0  # of a family or preset whose layers with a window were replaced
-    if said.get('attention.global_every'):
-        raise UserError(
-            'model.attention.global_every and model.layer_types both say which layers have a window\n'
-            'leave out one of them'
-        )
-    chosen['attention.global_every'] = 0
-
-
-def _check_experts(chosen: dict[str, Any], said: dict[str, Any]) -> None:
-    n_experts, per_token = chosen['experts.n_experts'], chosen['experts.experts_per_token']
-    if not n_experts:
-        for name in _options_in(said, _EXPERTS):
-            if name != 'experts.n_experts' and said[name] and (name, said[name]) != ('experts.every', 1):
-                raise UserError(
-                    f'model.{name} = {said[name]} applies to experts, but there are none\n'
-                    'set model.experts.n_experts, or leave it out'
-                )
-        chosen.update(NO_EXPERTS)  # a preset whose experts were turned off
-        return
-    if n_experts == 1 or per_token > n_experts:
-        raise UserError(
-            f'model.experts.n_experts = {n_experts} with model.experts.experts_per_token = {per_token}\n'
-            'use at least 2 experts, and no more experts per token than experts; model.experts.n_experts=0 is one '
-            'feed-forward'
-        )
-    if not chosen['feed_forward.d_ff']:
-        raise UserError(
-            f'model.experts.n_experts = {n_experts} with model.feed_forward.d_ff = 0: experts without a width\n'
-            'give model.feed_forward.d_ff, the width of an expert, or use model.experts.n_experts=0'
-        )
-    if chosen['feed_forward.activation'] in UNGATED:
-        raise UserError(
-            f'model.feed_forward.activation = {chosen["feed_forward.activation"]}: experts always have a gate\n'
-            'use model.feed_forward.activation=swiglu'
-        )
-    if chosen['feed_forward.bias'] and chosen['experts.router.weigh_inputs']:
-        raise UserError(
-            'model.feed_forward.bias = true: experts whose inputs are weighed have no biases here\n'
-            'use model.feed_forward.bias=false or model.experts.router.weigh_inputs=false'
-        )
-    if chosen['feed_forward.bias'] and chosen['experts.d_shared']:
-        raise UserError(
-            'model.feed_forward.bias = true: a shared expert has no biases here\n'
-            'use model.feed_forward.bias=false or model.experts.d_shared=0'
-        )
-    if chosen['experts.shared_gate'] and not chosen['experts.d_shared'] and said.get('experts.shared_gate'):
-        raise UserError(
-            'model.experts.shared_gate = True, but there is no shared expert\ngive model.experts.d_shared, its width'
-        )
-    chosen['experts.shared_gate'] = chosen['experts.shared_gate'] and chosen['experts.d_shared'] > 0
-    if said.get('experts.router.bias_rate') and not chosen['experts.router.bias']:
-        raise UserError(
-            f'model.experts.router.bias_rate = {said["experts.router.bias_rate"]} moves the biases of routers, but '
-            'there are none\n'
-            'use model.experts.router.bias=true'
-        )
-    _check_groups(chosen)
-    _check_dense_layers(chosen, said)
-
-
-def _check_groups(chosen: dict[str, Any]) -> None:
-    n_experts, groups, used = (
-        chosen['experts.n_experts'],
-        chosen['experts.router.n_groups'],
-        chosen['experts.router.groups_per_token'],
-    )
-    if n_experts % groups:
-        raise UserError(
-            f'model.experts.n_experts = {n_experts} is not divisible by model.experts.router.n_groups = {groups}'
-        )
-    if used > groups:
-        raise UserError(
-            f'model.experts.router.groups_per_token = {used} of model.experts.router.n_groups = {groups}\n'
-            f'use at most {groups}'
-        )
-    if chosen['experts.experts_per_token'] > used * n_experts // groups:
-        raise UserError(
-            f'model.experts.experts_per_token = {chosen["experts.experts_per_token"]}, but {used} of {groups} groups '
-            'have '
-            f'{used * n_experts // groups} experts\n'
-            'use a larger model.experts.router.groups_per_token, or fewer experts per token'
-        )
-    if chosen['experts.router.group_scores'] == 'top2' and n_experts == groups:
-        raise UserError(
-            'model.experts.router.group_scores = top2: a group has one expert\n'
-            'use fewer groups (model.experts.router.n_groups), or max'
-        )
-
-
-def _check_dense_layers(chosen: dict[str, Any], said: dict[str, Any]) -> None:
-    n_layers, every, dense = chosen['n_layers'], chosen['experts.every'], chosen['experts.dense_layers']
-    if isinstance(dense, tuple) and (wrong := [i for i in dense if i >= n_layers]):
-        raise UserError(f'model.experts.dense_layers names layer {wrong[0]}, and the layers are 0 to {n_layers - 1}')
-    dense = tuple(range(min(dense, n_layers))) if isinstance(dense, int) else tuple(sorted(set(dense)))
-    chosen['experts.dense_layers'] = dense
-    with_experts = [i for i in range(n_layers) if has_experts(i, dense, every)]
-    if not with_experts:
-        raise UserError(
-            f'model.experts.dense_layers and model.experts.every leave none of the {n_layers} layers with experts\n'
-            'use fewer dense layers, or model.experts.n_experts=0'
-        )
-    if len(with_experts) == n_layers:
-        if said.get('experts.d_ff_dense'):
-            raise UserError(
-                'model.experts.d_ff_dense is the width of layers without experts, but there are none\n'
-                'give model.experts.dense_layers'
-            )
-        chosen['experts.d_ff_dense'] = 0
-    elif not chosen['experts.d_ff_dense']:
-        chosen['experts.d_ff_dense'] = (
-            chosen['experts.experts_per_token'] * chosen['feed_forward.d_ff'] + chosen['experts.d_shared']
-        )
-
-
-def has_experts(i: int, dense_layers: tuple[int, ...], expert_every: int) -> bool:
-    """Whether layer i, from 0, of a decoder with experts has them."""
-    return i not in dense_layers and (i + 1) % expert_every == 0
-
-
 def choose(said: Mapping[str, Any]) -> dict[str, Any]:
     """The options, then the preset, then the family; and the sizes that follow from them without the data.
 
@@ -422,12 +112,7 @@ def choose(said: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"preset: there is no '{preset}'{hint}\nknown: {', '.join(PRESET_NAMES)}")
     chosen = {**(presets()[preset] if preset else {}), **said}
     family = chosen.get('family', 'llama')
-    chosen = {
-        'attention.n_kv_heads': chosen.get('attention.n_heads'),
-        **DEFAULTS,
-        **FAMILIES[family],
-        **chosen,
-    }
+    chosen = {'attention.n_kv_heads': chosen.get('attention.n_heads'), **DEFAULTS, **FAMILIES[family], **chosen}
     for name in ('attention.qkv_bias', 'attention.o_bias', 'feed_forward.bias', 'norm.bias'):
         chosen.setdefault(name, chosen['bias'])
     for name in DROPOUT:

@@ -350,7 +350,7 @@ def _chunk_backward(
 
 def _scores(q: num['B L K G D_qk'], k: num['B S K D_qk'], scores: Scores) -> f32['B L K G S']:
     products = jnp.einsum('blkgd,bskd->blkgs', q, k, preferred_element_type=jnp.float32)
-    return scores.of_products(products)
+    return scores.score(products)
 
 
 def _visible(

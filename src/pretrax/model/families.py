@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-# A choice that a family leaves out is that of 'llama', or the default in options.py.
+# A choice that a family leaves out is that of 'llama', or the default in options/.
 _LLAMA = {
     'norm.kind': 'rmsnorm', 'norm.eps': 1e-5, 'positions': 'rope', 'feed_forward.activation': 'swiglu', 'bias': False,
     'embedding.tied': False,

@@ -32,8 +32,8 @@ class FeedForwardWeights(Part):
     def optional(cls, arch: Architecture, kind: LayerKind) -> Mapping[str, bool]:
         """As the activation and the option of biases say."""
         del kind
-        bias = arch.feed_forward.bias
-        return {'gate': arch.gated, 'gate_bias': arch.gated and bias, 'up_bias': bias, 'down_bias': bias}
+        bias, gated = arch.feed_forward.bias, arch.feed_forward.gated
+        return {'gate': gated, 'gate_bias': gated and bias, 'up_bias': bias, 'down_bias': bias}
 
 
 @typechecked
@@ -47,7 +47,7 @@ def feed_forward(h: num['B/r/d/e L/c/t M'], w: FeedForwardWeights, layer: LayerS
     w_up = layer.gather('up', 'M/d F/t -> M F/t', w, h)
     up = add_bias(product('B/r/d/e L/c M, M F/t -> B/r/d/e L/c F/t', h, w_up, formats['up']), w.up_bias)
     up = save(up, 'up')
-    if arch.gated:
+    if arch.feed_forward.gated:
         w_gate = layer.gather('gate', 'M/d F/t -> M F/t', w, h)
         gate = product('B/r/d/e L/c M, M F/t -> B/r/d/e L/c F/t', h, w_gate, formats['gate'])
         act = gated(save(add_bias(gate, w.gate_bias), 'gate'), up, arch)

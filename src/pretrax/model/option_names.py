@@ -7,7 +7,8 @@ A configuration writes `model.attention.window`, or in dotted tables 'attention.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pretrax.model.options import DecoderOptions, ExecutionOptions, LatentOptions
+from pretrax.model.options.attention import LatentOptions
+from pretrax.model.options.decoder import DecoderOptions, ExecutionOptions
 
 _DECLARED = DecoderOptions.declarations() | ExecutionOptions.declarations()
 SECTIONS = tuple({section: None for key in _DECLARED if (section := key.rpartition('.')[0])})

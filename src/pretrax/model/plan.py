@@ -97,7 +97,7 @@ def choose_plan(
             d_value,
         )
 
-    kernel, d_global = kernel_for_heads(arch.d_query, arch.attention.d_head), arch.attention.global_d_head
+    kernel, d_global = kernel_for_heads(arch.attention.d_query, arch.attention.d_head), arch.attention.global_d_head
     global_kernel = kernel_for_heads(d_global, d_global) if d_global else None
     unrolled, why_unrolled = choose_unrolled(options.layers, arch.n_layers, mesh)
     saved, why_saved = choose_saved(options.save, mesh, request.host_memory)

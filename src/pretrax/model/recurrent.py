@@ -21,12 +21,23 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from pretrax.model.architecture import CHUNK, Architecture, LayerKind
 from pretrax.model.layer_spec import LayerSpec, Tokens
 from pretrax.model.matmul import product
 from pretrax.model.part import Part
-from pretrax.shardlib import all_gather, f32, i32, num, psum_scatter, pytree_dataclass, save, typechecked
+from pretrax.shardlib import (
+    all_gather,
+    f32,
+    i32,
+    make_shardings,
+    num,
+    psum_scatter,
+    pytree_dataclass,
+    save,
+    typechecked,
+)
 
 
 def _init_dt_bias(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -107,6 +118,20 @@ class State:
     k: num['slots/r/d/e before N_key/t D_key']
     v: num['slots/r/d/e before N_state/t D_value']
     state: f32['slots/r/d/e N_state/t D_key D_value']
+
+
+def empty_states(arch: Architecture, slots: int, dtype: DTypeLike) -> State:
+    """The states of one layer on the current mesh.
+    The tokens before the convolution have the compute dtype, states f32.
+    """
+    own, like = arch.recurrent, make_shardings(State)
+    before, keys, values = own.conv_width - 1, (own.n_key_heads, own.d_key), (own.n_heads, own.d_head)
+    return State(
+        q=jnp.zeros((slots, before, *keys), dtype, device=like.q),
+        k=jnp.zeros((slots, before, *keys), dtype, device=like.k),
+        v=jnp.zeros((slots, before, *values), dtype, device=like.v),
+        state=jnp.zeros((slots, own.n_heads, own.d_key, own.d_head), device=like.state),
+    )
 
 
 @typechecked

@@ -29,7 +29,7 @@ class Scores:
         """Whether chunked attention lets tokens at these positions of a document see each other."""
         return position // self.window == other // self.window if self.chunked else True
 
-    def of_products(self, products: jax.Array) -> jax.Array:
+    def score(self, products: jax.Array) -> jax.Array:
         """The scores, from the products of queries and keys."""
         return self.cap(products / self.divisor)
 

@@ -229,11 +229,11 @@ def active_units(
     et al. 2023, arXiv:2309.04827, section 3), and GELU and SiLU only small negative values. The product is the one that
     `mlp.feed_forward` computes: XLA computes it once.
     """
-    name = 'gate' if layer.arch.gated else 'up'
+    name = 'gate' if layer.arch.feed_forward.gated else 'up'
     x = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
     matrix = gather('M/d F/t -> M F/t', getattr(w, name), x)
     inputs = product('B/r/d/e L/c M, M F/t -> B/r/d/e L/c F/t', x, matrix, layer.formats[name])
-    inputs = add_bias(inputs, w.gate_bias if layer.arch.gated else w.up_bias)
+    inputs = add_bias(inputs, w.gate_bias if layer.arch.feed_forward.gated else w.up_bias)
     return jnp.sum((inputs > 0) & counts[..., None], axis=(0, 1), dtype=jnp.float32)
 
 
