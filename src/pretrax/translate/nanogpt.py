@@ -3,49 +3,23 @@ github.com/karpathy/nanoGPT
 """
 
 import math
+from pathlib import Path
+from typing import Any
 
+from pretrax.tables import read_table
 from pretrax.translate.python_assignments import Computed
 from pretrax.translate.schedules import cosine_points
 from pretrax.translate.translation import Translation, run_name
 
 SOURCE = "nanoGPT's train.py"
-DEFAULTS = {
-    'eval_interval': 2000,
-    'log_interval': 1,
-    'eval_iters': 200,
-    'eval_only': False,
-    'always_save_checkpoint': True,
-    'init_from': 'scratch',
-    'wandb_log': False,
-    'wandb_project': 'owt',
-    'wandb_run_name': 'gpt2',
-    'dataset': 'openwebtext',
-    'gradient_accumulation_steps': 40,
-    'batch_size': 12,
-    'block_size': 1024,
-    'n_layer': 12,
-    'n_head': 12,
-    'n_embd': 768,
-    'dropout': 0.0,
-    'bias': False,
-    'learning_rate': 6e-4,
-    'max_iters': 600000,
-    'weight_decay': 0.1,
-    'beta1': 0.9,
-    'beta2': 0.95,
-    'grad_clip': 1.0,
-    'decay_lr': True,
-    'warmup_iters': 2000,
-    'lr_decay_iters': 600000,
-    'min_lr': 6e-5,
-}
+_TABLES = read_table(Path(__file__).with_suffix('.yaml'))
+DEFAULTS: dict[str, Any] = _TABLES['defaults']
 # A file with none of these is not one of nanoGPT.
 TYPICAL = {*DEFAULTS} - {'learning_rate', 'weight_decay', 'dropout', 'dataset', 'batch_size'}
-# Keys on which no number depends: their value may be any expression, such as the time stamp of finetune_shakespeare.py.
-COMPUTED = frozenset({'wandb_run_name', 'out_dir', 'device', 'backend', 'compile', 'dtype'})
+COMPUTED = frozenset(_TABLES['computed'].split())
 _PADDED_VOCABULARY = 50304  # train.py, without a meta.pkl: GPT-2's 50,257 tokens and padding
 _SIZES = ('n_layer', 'n_head', 'n_embd')
-_RELEASED = {'gpt2': 'gpt2-124m', 'gpt2-medium': 'gpt2-355m', 'gpt2-large': 'gpt2-774m', 'gpt2-xl': 'gpt2-1.5b'}
+_RELEASED: dict[str, str] = _TABLES['released']
 _COMPUTE = {'bfloat16': 'bf16', 'float16': 'fp16', 'float32': 'f32'}
 
 
