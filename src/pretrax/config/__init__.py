@@ -4,7 +4,7 @@ from pretrax.config.effects import effect_of, may_change_on_resume, values_in_st
 from pretrax.config.json_schema import json_schema, json_schema_text
 from pretrax.config.load import from_manifest, from_values, load, load_plugin, read_resolved
 from pretrax.config.mesh import resolve_mesh, settle
-from pretrax.config.registry import build, feature, register
+from pretrax.config.registry import build, feature, plugin_factory, register
 from pretrax.config.renamed import upgraded
 from pretrax.config.schema import InitFrom, Mesh, Processes, RunConfig
 from pretrax.config.show import (
@@ -41,6 +41,7 @@ __all__ = [
     'load_plugin',
     'may_change_on_resume',
     'origin',
+    'plugin_factory',
     'printable_override',
     'read_resolved',
     'register',

@@ -148,6 +148,12 @@ def build(kind: str, section: Section, *supplied: Any) -> Any:
     return factory(*supplied, **{name: getattr(section.options, name) for name in type(section.options).model_fields})
 
 
+def plugin_factory(kind: str, name: str) -> Callable[..., Any] | None:
+    """The function or class that a user has registered under this name; None: the component is one of pretrax."""
+    factory = _components[kind][name].factory
+    return None if isinstance(factory, str) else factory
+
+
 def section_of_checkpoint(kind: str, name: str, place: str) -> dict[str, Any] | None:
     """The section of a component as the checkpoint at `place` gives it; None if the component reads none."""
     entry = _components[kind].get(name)

@@ -31,6 +31,7 @@ class NnxTarget:
     """The class that `model.target` names, with its arguments.
 
     Attributes:
+        module_class: the class.
         draws: whether a call in training draws random numbers.
         constants: names and types of variables that are neither trained nor random.
 
@@ -40,13 +41,13 @@ class NnxTarget:
 
     def __init__(self, request: ModelRequest, options: NnxOptions):
         self.nnx, self.name = _flax(), options.target
-        self._class = _class(options.target, self.nnx)
+        self.module_class = _class(options.target, self.nnx)
         supplied = {
             'vocab_size': request.vocab_size, 'sequence_length': request.longest, 'dtype': request.dtype,
         }  # fmt: skip
-        self._arguments = _arguments(self._class, options, supplied)
+        self._arguments = _arguments(self.module_class, options, supplied)
         self.columns: int = self._arguments.get('vocab_size', request.vocab_size)
-        self._call_takes = set(inspect.signature(self._class.__call__).parameters)
+        self._call_takes = set(inspect.signature(self.module_class.__call__).parameters)
         self.variables = self._build_abstract()
         if not self.variables:
             raise UserError(f'model.target: {self.name} has no nnx.Param, so nothing in it trains')
@@ -82,7 +83,7 @@ class NnxTarget:
             return self._call(module, tokens, positions, segments, step_key is not None)
 
     def _build(self, key: jax.Array) -> Any:
-        return self._class(**self._arguments, rngs=self.nnx.Rngs(key))
+        return self.module_class(**self._arguments, rngs=self.nnx.Rngs(key))
 
     def _prepare(self, module: Any, step_key: key[''] | None) -> None:
         """Switches a module to training, with random numbers from this key, or to evaluation."""
@@ -191,7 +192,7 @@ class NnxTarget:
     def _in_words(self, error: Exception) -> str:
         """The first lines of an error of the user's code, and where it arose there."""
         message = '\n'.join(str(error).strip().split('\n')[:3])[:400]
-        own = pathlib.Path(inspect.getfile(self._class)).parent
+        own = pathlib.Path(inspect.getfile(self.module_class)).parent
         frames = [f for f in traceback.extract_tb(error.__traceback__) if own in pathlib.Path(f.filename).parents]
         place = f'\n  {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}' if frames else ''
         return f'{type(error).__name__}: {message}{place}'

@@ -19,6 +19,7 @@ from pretrax.cost.memory import memory_of, temporaries_of
 from pretrax.errors import Report, UserError
 from pretrax.observe.trackers import check_trackers
 from pretrax.run.compiled_step import LoadStep, compile_step
+from pretrax.run.contracts import check_behavior
 from pretrax.run.processes import exiting_on_error, join_processes
 from pretrax.run.resume import being_trained, check_unchanged
 from pretrax.run.setup import Run, prepare_and_report
@@ -73,6 +74,7 @@ def _start(
     """Makes or restores the state, reads a batch, and compiles the step."""
     directory = config.run_dir / 'checkpoints'
     start = restore_or_start(run, directory, allow_changes, report)
+    check_behavior(run, start.state)
     first, number = int(start.state.step), int(start.state.batch)
     began = time.perf_counter()
     batch = run.batch(number)

@@ -13,6 +13,7 @@ from pretrax.observe.profile import profiled
 from pretrax.observe.progress import Progress
 from pretrax.run.clock import Clock
 from pretrax.run.compiled_step import Step
+from pretrax.run.contracts import check_behavior, keeping_traceback
 from pretrax.run.directory import RunDirectory, open_directory
 from pretrax.run.processes import exiting_on_error, is_first_process, join_processes
 from pretrax.run.resume import check_unchanged, writable
@@ -49,13 +50,18 @@ def open_session(config: RunConfig, allow_changes: bool, verbose: bool, progress
     with exiting_on_error(config.faults.heartbeat_seconds):
         join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
         report: Report = progress.message if is_first_process() else lambda text: None
-        with open_directory(config.run_dir, config.faults.lease_seconds, report) as directory, writable(config.run_dir):
+        with (
+            open_directory(config.run_dir, config.faults.lease_seconds, report) as directory,
+            keeping_traceback(directory.local),
+            writable(config.run_dir),
+        ):
             check_unchanged(config, allow_changes, report)
             run, startup = prepare_and_report(config, report, verbose)
             checkpoints = open_checkpoints(config.checkpoint, config.run_dir, directory)
             requests = Requests(config.faults.time_limit_minutes)
             with jax.set_mesh(run.mesh), checkpoints, contextlib.closing(progress), requests.listening():
                 start = restore_or_start(run, checkpoints.directory, allow_changes, report)
+                check_behavior(run, start.state)
                 checkpoints.continue_from(start.step)
                 if is_first_process():
                     (directory.local / 'config.yaml').write_text(resolved_yaml(config))

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from pretrax.config import InitFrom, RunConfig, build, feature, shown_prompts, written_values
+from pretrax.config import InitFrom, RunConfig, feature, shown_prompts, written_values
 from pretrax.config.batch import (
     describe_batch,
     micro_batch_size,
@@ -19,6 +19,7 @@ from pretrax.config.batch import (
     tokens_before,
 )
 from pretrax.config.batch_sizes import BatchSize
+from pretrax.config.registry import DEFAULTS
 from pretrax.config.schema import Batch as BatchSection
 from pretrax.config.schema import Checkpoint, Compiler, Distill, Eval, Faults, Log, Optimizer, Precision, Sample
 from pretrax.cost.flops import Flops
@@ -26,13 +27,14 @@ from pretrax.cost.memory import Memory, expected_memory
 from pretrax.cost.step_facts import ComputeDtype, StepFacts
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.data.batches.sequences import check_row_order, read_sequences
-from pretrax.data.batches.source import DataRequest, HostBatch, Source, check_source
+from pretrax.data.batches.source import DataRequest, HostBatch, Source
 from pretrax.errors import Report, UserError
 from pretrax.infer.sample import check_can_sample
-from pretrax.model.base import AutomaticModel, Model, check_model
+from pretrax.model.base import AutomaticModel, Model
 from pretrax.model.loss import Batch
 from pretrax.model.request import ModelRequest
 from pretrax.run.compiler_options import CompilerOptions, choose_compiler_options
+from pretrax.run.contracts import Component, build_component, check_init, check_run, check_schedule, read_rows
 from pretrax.run.devices import choose_compute, choose_mesh
 from pretrax.run.placement import n_slices
 from pretrax.run.program_cache import keep_programs
@@ -80,6 +82,7 @@ class Run:
     flops: Flops | None  # per token; None: not known
     mfu: Utilization
     startup: list[StartupLine]
+    components: Mapping[str, Component]  # what the configuration names: the model, the data, ...
     teaching: 'Teaching | None' = None  # what `distill` adds; None: the run has no teacher
     smaller: 'Sequence[Run]' = dataclasses.field(default=(), repr=False, compare=False)  # for batches of other sizes
 
@@ -150,7 +153,7 @@ class Run:
         def rows_of(index: Any) -> dict[str, np.ndarray]:
             start, stop, _ = index[0].indices(self.rows)
             if (start, stop) not in fetched:
-                rows = HostBatch(*host(slice(start, stop)))
+                rows = read_rows(self, host, slice(start, stop))
                 self._check_tokens(rows)
                 fetched[start, stop] = rows._asdict() | dict(teaching.read(rows) if teaching else {})
             return fetched[start, stop]
@@ -216,12 +219,14 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     if teaching is not None:
         teaching.open_files(config.batch, getattr(config.model.options, 'vocab_size', None), source)
     written, shown = written_values(config), shown_prompts(config.sample.prompts, config.references)
+    components = {kind: Component.registered(kind, getattr(config, kind).name) for kind in DEFAULTS}
 
     def prepare_size(size: BatchSize) -> Run:
         micro_batches = sequences_per_device(size, mesh.shape) // micro_batch_size(size, mesh.shape)
         model = _checked_model(config, size, source, mesh, dtype, micro_batches, host_memory=has_host_memory(local))
         recipe = _build_recipe(config, model, 1 if mesh.shape['p'] > 1 else micro_batches)
-        with jax.set_mesh(mesh):
+        with jax.set_mesh(mesh), components['optimizer'].running('init'):
+            check_init(config.model.name, model)
             like = abstract_state(recipe)
         flops = training_flops(model, size.sequence_length)
         return Run(
@@ -239,6 +244,7 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
             flops=flops,
             mfu=choose_utilization(mesh, compute, flops, config.log.peak_tflops),
             startup=[],
+            components=components,
             teaching=teaching,
         )
 
@@ -295,6 +301,7 @@ def prepare_and_report(config: RunConfig, report: Report, verbose: bool) -> tupl
     startup = StartupReport(report, verbose)
     startup.extend(StartupLine(*line) for line in seen_variables())
     run = prepare(config, startup.report)
+    check_run(run)
     if config.sample.every:
         check_can_sample(run.recipe.model, run.source, config.sample)
     check_row_order(run.source, config.data.name, (rows_of(config.batch, step)[:2] for step in config.batch.sizes))
@@ -311,7 +318,7 @@ def open_source(config: RunConfig, report: Report) -> Source:
     request = DataRequest(config.seed, longest, directory, report, config.steps, before)
 
     def build_source() -> Source:
-        return check_source(build('data', config.data, request), config.data.name)
+        return build_component('data', config.data, request)
 
     if jax.process_count() == 1:
         return build_source()
@@ -337,7 +344,7 @@ def build_model(config: RunConfig, request: ModelRequest) -> Model:
     if teaching is not None:
         model = teaching.build_model(name, config.model.options, request)
     else:
-        model = check_model(build('model', config.model, request), name)
+        model = build_component('model', config.model, request)
     largest = request.vocab_size - 1 if request.largest_token is None else request.largest_token
     if model.vocab_size is not None and model.vocab_size <= largest:
         raise UserError(
@@ -404,10 +411,11 @@ def _checked_model(
 
 
 def _build_recipe(config: RunConfig, model: Any, accumulation: int) -> Recipe:
-    schedule = build('schedule', config.schedule, config.steps)
+    schedule = build_component('schedule', config.schedule, config.steps)
+    check_schedule(config.schedule.name, schedule, config.steps)
     return Recipe(
         model=model,
-        optimizer=build('optimizer', config.optimizer),
+        optimizer=build_component('optimizer', config.optimizer),
         rate=lambda step: config.optimizer.learning_rate * schedule(step),
         weight_decay=config.optimizer.weight_decay,
         no_decay=config.optimizer.no_decay,
