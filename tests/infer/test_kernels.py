@@ -47,7 +47,9 @@ def expected(q, pages, table, positions, scores):
 
 
 @pytest.mark.parametrize('kernel', KERNELS, ids=by_name)
-@pytest.mark.parametrize(('heads', 'kv_heads', 'softcap'), [(4, 2, 0.0), (2, 2, 3.0), (8, 1, 0.0)])
+@pytest.mark.parametrize(
+    ('heads', 'kv_heads', 'softcap'), [(4, 2, 0.0), (2, 2, 3.0), pytest.param(8, 1, 0.0, marks=pytest.mark.nightly)]
+)
 def test_kernels_compute_attention_to_the_cache(kernel, heads, kv_heads, softcap):
     """Rows that end in the middle of a page, at its first and at its last token; one row is idle."""
     rng = np.random.default_rng(1)

@@ -76,7 +76,7 @@ def test_int8_weights_are_within_half_of_their_scale(family):
 @pytest.mark.parametrize(
     'mesh', [pytest.param((1, 1, 1), marks=pytest.mark.slow), (2, 2, 2)], ids=['one device', 'r2 d2 t2']
 )
-@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize('family', [pytest.param('llama', marks=pytest.mark.nightly), 'gpt2', 'experts'])
 def test_the_model_multiplies_by_int8_weights(family, mesh):
     """The decoder's own functions give the logits of the reference with the dequantized weights."""
     mesh = mesh_of(*mesh)
