@@ -68,17 +68,22 @@ def check(found, name):
     ('name', 'sizes'),
     [
         ('capacity', {}),
-        *[
+        *(
             pytest.param(name, sizes, marks=pytest.mark.slow)
             for name, sizes in (
-                ('llama', EIGHT),
-                ('llama', {}), ('llama', {'c': 2, 'd': 2, 't': 2}), ('llama', {'p': 2, 'd': 2}), ('capacity', EIGHT),
-                ('capacity', {'e': 2, 'd': 2}), ('learned', {}), ('learned', EIGHT), ('states', {}), ('states', {'d': 2,
-                't': 2}),
+                ('llama', {'c': 2, 'd': 2, 't': 2}),
+                ('llama', {'p': 2, 'd': 2}),
+                ('capacity', {'e': 2, 'd': 2}),
+                ('learned', EIGHT),
+                ('states', {'d': 2, 't': 2}),
             )
-        ],
+        ),
+        *(
+            pytest.param(name, sizes, marks=pytest.mark.nightly)
+            for name, sizes in (('llama', EIGHT), ('llama', {}), ('capacity', EIGHT), ('learned', {}), ('states', {}))
+        ),
     ],
-)  # fmt: skip
+)
 def test_scores_are_those_of_each_text_alone(name, sizes, monkeypatch):
     """In chunks: the logits of 8 tokens exist at a time."""
     monkeypatch.setattr('pretrax.evaluate.scorer._AT_ONCE', 8)

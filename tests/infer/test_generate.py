@@ -52,16 +52,12 @@ def greedy(family):
     ('family', 'mesh'),
     [
         ('llama', (2, 2, 2)),
-        *[
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ('llama', (1, 1, 1)),
-                ('latent', (1, 1, 1)),
-                ('latent', (1, 1, 2)),
-                ('latent', (2, 2, 2)),
-                *((other, mesh) for other in ('gpt2', 'experts') for mesh in ((1, 1, 1), (2, 2, 2))),
-            )
-        ],
+        *(pytest.param(family, (2, 2, 2), marks=pytest.mark.slow) for family in ('latent', 'gpt2', 'experts')),
+        *(
+            pytest.param(family, (1, 1, 1), marks=pytest.mark.nightly)
+            for family in ('llama', 'latent', 'gpt2', 'experts')
+        ),
+        pytest.param('latent', (1, 1, 2), marks=pytest.mark.nightly),
     ],
 )
 def test_greedy_text_equals_recomputing_the_whole_sequence(family, mesh):

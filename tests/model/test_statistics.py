@@ -1,5 +1,7 @@
 """Statistics of layers, by a forward pass in plain jax.numpy that keeps every intermediate value."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,8 @@ from parallel.cases import MODELS
 from pretrax.model.statistics import forward_statistics
 from pretrax.train.validation import make_evaluate
 from small import GPT2, LENGTH, LLAMA, MIXTURE, mesh_of, random_batch, random_weights, transformer
+
+slow, nightly = (functools.partial(pytest.param, marks=mark) for mark in (pytest.mark.slow, pytest.mark.nightly))
 
 ROWS = 2
 QUICK = {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}
@@ -183,18 +187,17 @@ def test_biases_learned_positions_and_gelu(more):
     assert_equal(statistics(GPT2 | more), by_hand(GPT2))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ('options', 'axes', 'more'),
-    [
-        (LLAMA, {}, {'accumulation': 2}),
-        (LLAMA, {'r': 4, 't': 2}, {}),
-        (LLAMA, {'d': 2, 'c': 2, 't': 2}, {}),
-        (LLAMA | {'context': 'ring'}, {'c': 4, 't': 2}, {}),
-        (LLAMA | {'layers': 'scan'}, {'p': 2, 'd': 2, 't': 2}, {'micro_batches': 2}),
-        (LLAMA | {'n_layers': 4, 'pipeline_rounds': 2}, {'p': 2, 'c': 2}, {'micro_batches': 4}),
-        (MIXTURE, {'e': 2, 'c': 2, 'p': 2}, {'micro_batches': 2}),
-        (MIXTURE | {'capacity': 0.75}, {'e': 2, 't': 2}, {}),
+    [  # the slow ones have every axis of a mesh
+        slow(LLAMA, {}, {'accumulation': 2}),
+        slow(LLAMA, {'r': 4, 't': 2}, {}),
+        slow(LLAMA | {'layers': 'scan'}, {'p': 2, 'd': 2, 't': 2}, {'micro_batches': 2}),
+        slow(MIXTURE, {'e': 2, 'c': 2, 'p': 2}, {'micro_batches': 2}),
+        nightly(LLAMA, {'d': 2, 'c': 2, 't': 2}, {}),
+        nightly(LLAMA | {'context': 'ring'}, {'c': 4, 't': 2}, {}),
+        nightly(LLAMA | {'n_layers': 4, 'pipeline_rounds': 2}, {'p': 2, 'c': 2}, {'micro_batches': 4}),
+        nightly(MIXTURE | {'capacity': 0.75}, {'e': 2, 't': 2}, {}),
     ],
     ids=lambda value: ' '.join(f'{k}{v}' for k, v in value.items() if len(k) == 1) if isinstance(value, dict) else '',
 )
