@@ -3,6 +3,7 @@
 import ast
 import graphlib
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from config_flow import Sources, follow
+from pretrax.model.options.decoder import DecoderOptions
 
 REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / 'src' / 'pretrax'
@@ -102,6 +104,8 @@ SPINE_LINES, SPINE_MODULES = 897, 35
 # The functions from `run/loop.train` on that hold the whole configuration, and how often a reader returns to a module
 # that it left.
 STAYS, RETURNS = 15, 2
+# How many files of the source name an option of the decoder, by its last part: the median of all options.
+FILES_PER_OPTION = 9
 # All lines of the Python source. It only goes down, to 70,000.
 SOURCE_LINES = 78_300
 # Functions with more than 7 parameters; functions of more than 60 lines; calls with more than 6 arguments by position.
@@ -445,6 +449,13 @@ def reading(spine: tuple[str, ...]) -> tuple[dict[str, int], set[str]]:
                 lines[f'{where}.{imported}'] = count
                 opened.add(where)
     return lines, opened
+
+
+def test_an_option_of_the_decoder_is_named_in_few_files():
+    """An option is declared once; what else names it is the code that computes it, families and other tools' tables."""
+    words = [set(re.findall(r'\w+', path.read_text())) for path in SOURCE.rglob('*.py')]
+    names = {key.rpartition('.')[2] for key in DecoderOptions.declarations()}
+    assert statistics.median(sum(name in file for file in words) for name in names) <= FILES_PER_OPTION
 
 
 def test_the_source_does_not_grow():
