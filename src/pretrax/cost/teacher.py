@@ -39,13 +39,8 @@ def n_params(arch: Architecture) -> int:
 
 def in_experts(arch: Architecture) -> int:
     """The expert weights among them, which `e` shards too."""
-    return (
-        arch.n_expert_layers
-        * arch.experts.n_experts
-        * arch.d_model
-        * arch.feed_forward.d_ff
-        * arch.feed_forward.n_matrices
-    )
+    per_expert = arch.d_model * arch.feed_forward.d_ff * arch.feed_forward.n_matrices
+    return arch.n_expert_layers * arch.experts.n_experts * per_expert
 
 
 def teacher_memory(step: StepFacts) -> TeacherMemory:

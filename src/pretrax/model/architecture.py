@@ -78,7 +78,7 @@ class Architecture(DecoderOptions):
             *self.attention.describe(self.windows, self.layer_types is not None),
             *[self.feed_forward.describe()] * (self.feed_forward.d_ff > 0),
             *self._describe_biases(),
-            *[f'logits capped at {self.head.softcap:g}'] * bool(self.head.softcap),
+            *self.head.describe(),
             *['tied'] * self.embedding.tied,
             *self._describe_dropout(),
             *([str(self.mup)] if self.mup else []),

@@ -115,6 +115,10 @@ class HeadOptions(Section):
         1.0, former='logit_multiplier', changes='forward', description='logits times this (default 1)'
     )
 
+    def describe(self) -> list[str]:
+        """For the start-up report."""
+        return [f'logits capped at {self.softcap:g}'] * bool(self.softcap)
+
 
 class MultiTokenOptions(Section):
     """Multi-token prediction."""
