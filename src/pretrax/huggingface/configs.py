@@ -154,7 +154,7 @@ _GPT_OSS_ROPE = (
 _GEMMA4_ROPE = (
     ('full_attention', {'rope_type': 'proportional', 'partial_rotary_factor': 0.25, 'rope_theta': 1e6}),
     ('sliding_attention', {'rope_type': 'default', 'rope_theta': 1e4}),
-)  # fmt: skip
+)
 # The parts of models of Gemma 3n and Gemma 4 that the decoder lacks
 _PLE, _SHARED_KEYS = 'an embedding for each layer', 'layers that read the keys and values of another layer'
 _TWO_MLPS = 'a mixture of experts beside a dense feed-forward'

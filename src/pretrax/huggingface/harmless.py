@@ -16,7 +16,7 @@ AT_THESE_VALUES: dict[str, tuple[Any, ...]] = {
     'pruned_heads': ({}, None),
     'rope_interleaved': (False, None),  # SmolLM2; true would rotate neighbors, which transformers does not do
     'tie_encoder_decoder': (False, None),
-}  # fmt: skip
+}
 # Dropout and noise in training in transformers. An import does not apply them, and prints this.
 DROPOUT_FIELDS = (
     'attention_dropout',
