@@ -10,7 +10,6 @@ import pytest
 from pretrax.cli import main
 from pretrax.view import run_list
 from pretrax.view.run_list import list_runs, select
-from pretrax.view.tables import csv_table, markdown_table, text_table
 
 EVENTS = {
     'finished': [{'time': 1.0, 'event': 'began', 'step': 0}, {'time': 9.0, 'event': 'finished', 'step': 20}],
@@ -146,10 +145,3 @@ def test_the_runs_of_a_bucket_are_those_of_a_disk(runs, s3):
     for a, b in zip(here, there, strict=True):
         assert [getattr(a, key) for key in numbers] == [getattr(b, key) for key in numbers]
     assert [run.name for run in list_runs([f'{s3.url}/all/a-2'])] == ['a-2']
-
-
-def test_tables_keep_their_cells_apart():
-    rows = [['name', 'n'], ['a|b<c', '1'], ['*x*', '20']]
-    assert text_table(rows, left=(0,)) == ['name    n', 'a|b<c   1', '*x*    20']
-    assert markdown_table(rows) == ['| name | n |', '| --- | --- |', '| a\\|b&lt;c | 1 |', '| \\*x\\* | 20 |']
-    assert csv_table([['a', 1], ['b,c', None]]) == 'a,1\n"b,c",\n'

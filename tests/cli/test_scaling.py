@@ -8,9 +8,6 @@ import pytest
 
 from launched import BASE, PATIENCE, PRETRAX, environment
 from pretrax.cli import main
-from pretrax.errors import UserError
-from pretrax.experiments.scaling_file import read_scaling, steps_of
-from pretrax.view.scaling.points import matching, read_table
 
 
 def write_points(path, noise=0.0):
@@ -48,40 +45,6 @@ def test_a_table_gives_the_best_sizes_and_a_picture(tmp_path, monkeypatch, capsy
     assert (tmp_path / 'scaling' / 'fit' / 'fit.svg').read_bytes().startswith(b'<?xml')
 
 
-def test_rows_with_the_same_run_are_a_curve(tmp_path):
-    rows = [{'run': 'a', 'params': 10, 'tokens': tokens, 'loss': 5 - tokens / 100} for tokens in (100, 50)]
-    (tmp_path / 'p.jsonl').write_text('\n'.join(map(json.dumps, rows)))
-    (point,) = read_table(tmp_path / 'p.jsonl')
-    assert (point.params, point.tokens, point.loss, point.flops) == (10, 100, 4, 6000)
-    assert point.curve == ((50, 4.5), (100, 4))
-
-
-@pytest.mark.parametrize(
-    ('text', 'words'),
-    [
-        ('approaches: [2]\n', 'has none of them; expected one of points, runs, or base'),
-        ('points: a.csv\nruns: [b]\n', 'has points and runs'),
-        ('base: a.yaml\n', 'needs sizes and budgets'),
-        ('points: a.csv\nbudgets: [1e9]\n', 'applies to a grid'),
-        ('points: a.csv\napproaches: [4]\n', 'expected 1, 2 or 3'),
-    ],
-)
-def test_a_mistake_in_the_file_is_refused(tmp_path, text, words):
-    (tmp_path / 'fit.yaml').write_text(text)
-    with pytest.raises(UserError, match=words):
-        read_scaling(tmp_path / 'fit.yaml')
-
-
-def test_a_row_that_is_no_point_is_named(tmp_path):
-    (tmp_path / 'p.csv').write_text('params,tokens,loss\n10,10,1\n10,x,1\n')
-    with pytest.raises(UserError, match=r'p.csv:3 has no params, tokens and loss'):
-        read_table(tmp_path / 'p.csv')
-
-
-def test_a_budget_is_six_times_parameters_times_tokens():
-    assert steps_of(6 * 1000 * 64 * 50, params=1000, batch_tokens=64) == 50
-
-
 @pytest.mark.slow
 def test_a_grid_is_trained_and_fitted_and_the_runs_can_be_read_again(tmp_path):
     (tmp_path / 'base.yaml').write_text(json.dumps(BASE))
@@ -104,11 +67,3 @@ def test_a_grid_is_trained_and_fitted_and_the_runs_can_be_read_again(tmp_path):
         assert distance <= of_step / 2  # the nearest whole number of steps
     assert done.returncode in (0, 2), done.stderr  # so small a grid need not determine a fit
     assert 'Traceback' not in done.stderr
-
-
-def test_the_name_of_a_run_may_have_brackets(tmp_path):
-    for name in ('a [1]', 'a 1', 'b'):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / 'metrics.jsonl').write_text('')
-    assert matching(tmp_path, ['a [1]']) == [tmp_path / 'a [1]']
-    assert matching(tmp_path, ['a*', f'{tmp_path}/b']) == [tmp_path / 'a 1', tmp_path / 'a [1]', tmp_path / 'b']

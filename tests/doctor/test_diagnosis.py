@@ -2,48 +2,12 @@
 
 import os
 import re
-import time
 
 import pytest
 
 from doctored import doctored
-from preloaded import run
-from pretrax.doctor import diagnosis
-from pretrax.doctor.findings import Context, Finding
 
 QUICKSTART = 'quickstart'
-
-
-def test_a_check_that_hangs_is_a_failure_and_the_others_run(monkeypatch):
-    def run_directory(context):
-        time.sleep(100)
-        yield Finding('never', '')
-
-    def cores(context):
-        yield Finding('cores', '2')
-
-    monkeypatch.setattr(diagnosis, 'MACHINE', (run_directory, cores))
-    found = diagnosis.check_machine(Context(None, seconds=4.0))
-    assert [(one.check, one.status) for one in found] == [('run directory', 'failure'), ('cores', 'ok')]
-
-
-def test_one_machine_without_a_configuration():
-    found = run(['pretrax', 'doctor'], env=dict(os.environ) | {'XLA_FLAGS': ''})
-    assert found.returncode == 0, found.stdout + found.stderr
-    lines = found.stdout.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert {'open', 'devices', 'known', 'products', 'versions'} <= {
-        line.split()[1] for line in lines if line[:2] == 'ok'
-    }
-
-
-@pytest.mark.slow
-def test_too_few_open_files_end_with_1(tmp_path):
-    found = doctored(tmp_path, before={0: ('prlimit', '--nofile=64:256')})
-    assert found.codes == [1]
-    [row] = found.bad('open files')
-    assert row['status'] == 'failure'
-    assert row['fix'].startswith('LimitNOFILE=')
 
 
 @pytest.mark.nightly
@@ -86,23 +50,6 @@ def test_the_slow_node_is_named(tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_process_that_never_joins(tmp_path):
-    found = doctored(tmp_path, processes=3, limit=15, absent=(1,))
-    assert found.codes == [1, 1]
-    [row] = found.bad('nodes')
-    assert (row['nodes'], row['result']) == (['process 1'], 'did not connect within 15 s')
-    assert found.bad('devices')[0]['result'].startswith('not checked')
-
-
-@pytest.mark.nightly
-def test_without_the_first_node_the_others_say_why(tmp_path):
-    found = doctored(tmp_path, processes=2, limit=3, absent=(0,))
-    assert found.codes == [1]
-    [row] = found.bad('first node')
-    assert 'does not answer within 3 s: Connection refused' in row['result']
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ('hurt', 'check', 'result', 'node'),
     [
@@ -139,9 +86,3 @@ def test_directories_that_are_not_shared_and_configurations_that_differ(tmp_path
     assert found.codes == [1, 1]
     assert [row['status'] for row in found.bad('shared directory')] == ['failure']
     assert os.listdir(tmp_path / 'a') == os.listdir(tmp_path / 'b') == []
-
-
-def test_a_word_that_is_no_configuration(tmp_path):
-    found = run(['pretrax', 'doctor', 'steps=3'], cwd=tmp_path)
-    assert found.returncode == 2
-    assert 'pretrax doctor CONFIG steps=3' in found.stderr

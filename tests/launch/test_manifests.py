@@ -10,7 +10,7 @@ import yaml
 
 from kubernetes_cluster import check_object
 from launched import BASE
-from pretrax.config import from_values, load
+from pretrax.config import load
 from pretrax.errors import UserError
 from pretrax.launch.manifests import Pods, as_yaml, check_quantity, manifests, object_name
 from pretrax.launch.shipped import CONFIG, check_variables, shipped
@@ -84,17 +84,6 @@ def test_the_configuration_in_the_manifest_is_that_of_the_run(tmp_path, monkeypa
     with pytest.raises(UserError, match='HOOK'):
         check_variables(files, ['OTHER'], 'give it')
     check_variables(files, ['HOOK'], 'give it')
-
-
-def test_large_plugins_and_two_of_one_name_are_refused(tmp_path):
-    (tmp_path / 'a').mkdir()
-    for path in (tmp_path / 'plugin.py', tmp_path / 'a' / 'plugin.py'):
-        path.write_text('x = 1\n')
-    with pytest.raises(UserError, match=r'two files are named plugin\.py'):
-        shipped(from_values(BASE | {'plugins': [str(tmp_path / 'plugin.py'), str(tmp_path / 'a' / 'plugin.py')]}))
-    (tmp_path / 'large.py').write_text('#' * 1_000_000)
-    with pytest.raises(UserError, match=r'expected at most 900,000'):
-        shipped(from_values(BASE | {'plugins': [str(tmp_path / 'large.py')]}))
 
 
 @pytest.mark.parametrize('slices', [1, 3])

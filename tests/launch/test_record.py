@@ -65,11 +65,6 @@ def test_a_run_without_a_good_record_is_refused(tmp_path, content, words):
         read_record(tmp_path)
 
 
-def test_an_engine_of_another_version_is_refused():
-    with pytest.raises(UserError, match='does not know'):
-        engine_of(LaunchRecord(engine='nomad', job='1', nodes=1))
-
-
 def test_a_launcher_that_runs_is_shown_and_stopped(tmp_path, capsys):
     with subprocess.Popen(
         [sys.executable, '-c', LAUNCHER, str(tmp_path)], stdout=subprocess.PIPE, text=True

@@ -1,9 +1,5 @@
 """Preparing a run: a model or a data source that leaves an optional member out works."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from bigram import Bigram
@@ -14,7 +10,7 @@ from pretrax.errors import UserError
 from pretrax.model.architecture import resolve
 from pretrax.model.option_names import nest
 from pretrax.model.plan import ExecutionPlan
-from runs import Quiet, write_yaml
+from runs import Quiet
 from small import LLAMA, VOCAB, random_batch
 
 
@@ -108,21 +104,3 @@ def test_gradients_in_bf16_are_reported_or_refused(plain):
         prepare(config_from_values(narrow | {'model': {'name': 'bigram-of-tests'}}), lambda text: None)
     with pytest.raises(UserError, match=r"precision.reduction is 'f16'; expected 'f32', 'bf16' or 'bf16_r_d'"):
         config_from_values(plain | {'precision': {'reduction': 'f16'}})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('platform', ['cuda', 'tpu', 'nonsense'])
-def test_a_platform_that_is_not_here_is_named(platform, small, tmp_path):
-    config = write_yaml(
-        small | {'model': {'name': 'transformer', 'n_layers': 1, 'd_model': 8, 'attention': {'n_heads': 1}}},
-        tmp_path / 'run.yaml',
-    )
-    done = subprocess.run(
-        [sys.executable, '-m', 'pretrax', 'train', config],
-        env=os.environ | {'JAX_PLATFORMS': platform},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2, done.stderr
-    assert f'JAX_PLATFORMS={platform}: JAX finds no such device' in done.stderr
-    assert 'Traceback' not in done.stderr

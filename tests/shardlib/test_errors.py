@@ -26,8 +26,6 @@ from pretrax.shardlib import (
     psum,
     psum_scatter,
     pytree_dataclass,
-    recompute_by_name,
-    save,
     scope,
     take,
     typechecked,
@@ -190,18 +188,6 @@ def test_annotated_locals_are_checked_and_errors_name_the_line():
     assert pathlib.Path(__file__).read_text().splitlines()[line - 1].strip() == "z: f32['B M'] = y"
 
 
-def test_error_names_the_axis_of_a_slice_mistaken_for_the_whole_array():
-    with pytest.raises(ShardingError, match=r"write 'B/d'|all_gather") as error:
-
-        @typed_shard_map
-        def run(x: f32['B/d M']) -> f32['B/d M']:
-            y: f32['B M'] = x
-            return y
-
-        run(ONES)
-    assert "'d'" in str(error.value) or '/d' in str(error.value)
-
-
 def test_array_arguments_and_results_need_types():
     @typed_shard_map
     def untyped(x, n: int) -> f32['B/d M']:
@@ -270,25 +256,6 @@ def test_compiled_program_contains_no_checks(mesh):
     assert program(checked) == program(unchecked)
 
 
-def test_saved_names_control_residuals_and_gradients_do_not_change():
-    def deep(x, choices):
-        def layer(x):
-            return jnp.sin(save(jnp.sin(save(jnp.sin(x), 'a')), 'b'))
-
-        for _ in range(3):
-            x = recompute_by_name(layer, choices)(x)
-        return jnp.sum(x)
-
-    def residuals(choices):
-        _, pullback = jax.vjp(lambda x: deep(x, choices), ONES)
-        return len([leaf for leaf in jax.tree.leaves(pullback) if getattr(leaf, 'shape', ()) == ONES.shape])
-
-    every = jax.grad(deep)(ONES, None)
-    for choices in ({}, {'a': 'keep', 'b': 'recompute'}, {'a': 'keep', 'b': 'keep'}):
-        np.testing.assert_allclose(jax.grad(deep)(ONES, choices), every, rtol=1e-6)
-    assert residuals({}) < residuals({'a': 'keep'}) < residuals({'a': 'keep', 'b': 'keep'})
-
-
 def test_works_under_vmap():
     @typed_shard_map
     def total(x: f32['B/d M/t']) -> f32['']:
@@ -297,3 +264,15 @@ def test_works_under_vmap():
 
     batch = np.stack([ONES, 2 * ONES])
     np.testing.assert_allclose(jax.jit(jax.vmap(total))(batch), np.sum(batch**2, axis=(1, 2)))
+
+
+def test_error_names_the_axis_of_a_slice_mistaken_for_the_whole_array():
+    with pytest.raises(ShardingError, match=r"write 'B/d'|all_gather") as error:
+
+        @typed_shard_map
+        def run(x: f32['B/d M']) -> f32['B/d M']:
+            y: f32['B M'] = x
+            return y
+
+        run(ONES)
+    assert "'d'" in str(error.value) or '/d' in str(error.value)

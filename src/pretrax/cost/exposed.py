@@ -1,6 +1,6 @@
 """Which share of a step's communication waits, by hardware and kind, as read from the schedules of compiled steps.
 
-`benchmarks/schedule.py` compiles and reads the steps; `tests/plan/test_exposed.py` compares them with the predictions.
+`benchmarks/schedule.py` compiles and reads the steps; `tests/cost/test_exposed.py` compares them with the predictions.
 """
 
 import dataclasses

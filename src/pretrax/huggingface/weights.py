@@ -143,10 +143,9 @@ class HuggingFaceWeights:
         others = sorted(set(tensors) - expected)
         extra = self._extra_layers() if table.extra_layers else range(0)
         strange = [
-            name
-            for name in others
+            name for name in others
             if not any(fnmatch.fnmatch(name, pattern) for pattern in table.ignored) and _layer_of(name) not in extra
-        ]
+        ]  # fmt: skip
         hint = next((tensors[name].why_not for name in strange if tensors[name].why_not), '')
         if missing := sorted(expected - set(tensors)):
             raise UserError(

@@ -10,17 +10,6 @@ from launched import PATIENCE, PRETRAX, environment, write_run
 from pretrax.errors import UserError
 from pretrax.experiments.seeds import train_seeds
 from pretrax.observe.metrics import read_metrics
-from pretrax.view.compare.seeds import mean_of
-
-
-def test_the_interval_is_that_of_students_t():
-    from scipy import stats
-
-    values = [3.1, 3.4, 3.3, 3.2, 3.6]
-    expected = stats.t.interval(0.95, 4, np.mean(values), stats.sem(values))
-    interval = mean_of(values)
-    assert (interval.low, interval.high) == pytest.approx(expected, rel=1e-9)
-    assert mean_of([3.1]) is None
 
 
 def test_options_that_seeds_cannot_pass_on_are_refused(tmp_path):
