@@ -11,7 +11,7 @@ from playwright.sync_api import sync_playwright
 from pretrax.hlo.program import parse_program
 from pretrax.view.program.picture import page_of
 
-PROGRAM = Path(__file__).parents[1] / 'scale' / 'programs' / 'tpu.hlo.txt.gz'
+PROGRAM = Path(__file__).parents[1] / 'hlo' / 'programs' / 'tpu.hlo.txt.gz'
 
 
 def main() -> None:

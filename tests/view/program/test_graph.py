@@ -10,7 +10,7 @@ from pretrax.hlo.parse import collectives
 from pretrax.hlo.program import parse_program
 from pretrax.view.program.graph import Group, communication_name, edges_of, groups_of
 
-PROGRAMS = Path(__file__).parents[2] / 'scale' / 'programs'
+PROGRAMS = Path(__file__).parents[2] / 'hlo' / 'programs'
 
 
 def text_of(name: str) -> str:

@@ -12,7 +12,7 @@ from chromium import needs_chromium, observe
 from pretrax.hlo.program import parse_program
 from pretrax.view.program.picture import page_of, svg_of, write_pictures
 
-PROGRAMS = Path(__file__).parents[2] / 'scale' / 'programs'
+PROGRAMS = Path(__file__).parents[2] / 'hlo' / 'programs'
 HOSTILE = '<script>window.broken = 1</script><img src=x onerror="window.broken = 1">'
 SVG = '{http://www.w3.org/2000/svg}'
 
