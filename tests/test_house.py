@@ -122,10 +122,7 @@ TESTED_BY = {
     'checkpoint/test_bucket.py': 'checkpoint/files',
     'checkpoint/test_restoring.py': 'checkpoint/manifest checkpoint/pieces system/digest',
     'checkpoint/test_store.py': 'checkpoint/chunks checkpoint/directory checkpoint/state_files',
-    'cli/test_checkpoint.py': (
-        'cli/checkpoint/average cli/checkpoint/diff cli/checkpoint/export_weights cli/checkpoint/inspect '
-        'cli/checkpoint/list_ cli/checkpoint/verify checkpoint/streamed weights/averaged'
-    ),
+    'cli/checkpoint/test_checkpoint.py': 'checkpoint/streamed weights/averaged',
     'cli/test_eval.py': 'weights/evaluated',
     'evaluate/test_contamination.py': 'cli/data/_lookup cli/data/contamination',
     'run/test_coordinate_check.py': 'cli/mup/check',
@@ -225,7 +222,6 @@ TESTED_BY = {
         'cli/report view/template view/report/charts view/report/encoding view/report/facts view/report/layers'
     ),
     'view/record/test_run_record.py': 'view/record/columns view/record/settings view/record/state',
-    'train/test_step.py': 'train/validation train/state',
     'view/live/test_server.py': 'cli/watch view/live/feed view/live/runs',
     'translate/test_maxtext.py': 'translate/maxtext_training',
     'translate/test_modalities.py': 'translate/modalities_components',

@@ -1,31 +1,23 @@
 """The step: what it skips, clips, decays, counts and reports, by hand on a small model; and where its state lies."""
 
 import dataclasses
-import math
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bigram import WIDTH, Bigram, BigramWeights
+from bigram import Bigram, BigramWeights, assert_identical, by_hand, norm_of, recipe
 from pretrax.errors import UserError
 from pretrax.hlo.parse import collectives
 from pretrax.shardlib import psum
 from pretrax.train import optimizer, schedule
 from pretrax.train.groups import DEFAULT_NO_DECAY, weight_settings
 from pretrax.train.state import abstract_state, init_state
-from pretrax.train.step import Recipe, make_gradients, make_step
-from pretrax.train.validation import make_evaluate
+from pretrax.train.step import make_gradients, make_step
 from small import GPT2, LLAMA, MIXTURE, VOCAB, assert_same, mesh_of, random_batch, transformer
 
 ROWS = 8
-
-
-def recipe(model=None, direction=None, *, rate=0.1, decay=0.0, no_decay=DEFAULT_NO_DECAY, clip=None, accumulation=1):
-    rates = rate if callable(rate) else lambda step: jnp.float32(rate)
-    return Recipe(model or Bigram(), direction or optimizer.sgd(), rates, decay, no_decay, clip, accumulation)
 
 
 def steps_of(recipe, batches, mesh=None):
@@ -37,23 +29,6 @@ def steps_of(recipe, batches, mesh=None):
             state, metrics = step(state, batch)
             history.append(jax.device_get((state, metrics)))
     return history
-
-
-def by_hand(weights, batch):
-    """Loss and gradient of the bigram model in double precision."""
-    logits = np.asarray(weights.table, np.float64)[batch.tokens] + weights.bias
-    p = np.exp(logits - logits.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    share = batch.mask / batch.mask.sum(dtype=np.float64)
-    loss = -np.sum(share * np.log(np.take_along_axis(p, batch.targets[..., None], axis=-1)[..., 0]))
-    d_logits = (p - np.eye(WIDTH)[batch.targets]) * share[..., None]
-    table = np.zeros((VOCAB, WIDTH))
-    np.add.at(table, batch.tokens, d_logits)
-    return loss, BigramWeights(table, d_logits.sum((0, 1)))
-
-
-def norm_of(gradient):
-    return np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient)))
 
 
 @pytest.mark.parametrize('poison', [np.nan, np.inf])
@@ -180,44 +155,6 @@ def test_adamw_by_hand():
         assert_same(state.weights, weights, rtol=1e-4)
 
 
-def test_evaluation_sums_over_the_mesh():
-    batch = random_batch(ROWS)
-    sums = []
-    for mesh in (mesh_of(), mesh_of(2, 2, 2)):
-        with jax.set_mesh(mesh):
-            weights = init_state(recipe(), 0).weights
-            sums.append(jax.device_get(make_evaluate(Bigram())(weights, batch)['nll']))
-    loss, _ = by_hand(jax.device_get(weights), batch)
-    for top, bottom in sums:
-        np.testing.assert_allclose(bottom, batch.mask.sum(), rtol=1e-6)
-        np.testing.assert_allclose(top / bottom, loss, rtol=1e-5)
-
-
-def test_moments_lie_where_their_weights_lie():
-    with jax.set_mesh(mesh_of(2, 2, 2)):
-        rule = recipe(transformer(LLAMA, mesh_of(2, 2, 2)), optimizer.adamw())
-        like = abstract_state(rule)
-    weights = jax.tree.map(lambda x: (x.shape, x.sharding), like.weights)
-    assert jax.tree.map(lambda x: (x.shape, x.sharding), like.optimizer.mu) == weights
-    assert jax.tree.map(lambda x: (x.shape, x.sharding), like.optimizer.nu) == weights
-    assert like.weights.layers.attention.q.sharding.spec == jax.sharding.PartitionSpec('p', 'd', 't', None)
-
-
-def test_a_state_has_the_shape_that_it_promises():
-    with jax.set_mesh(mesh_of(2, 2, 1)):
-        rule = recipe(direction=optimizer.adamw())
-        like, state = abstract_state(rule), init_state(rule, 0)
-    describe = lambda x: (x.shape, x.dtype, x.sharding)  # noqa: E731
-    assert jax.tree.map(describe, like) == jax.tree.map(describe, state)
-
-
-def test_the_seed_chooses_the_weights():
-    with jax.set_mesh(mesh_of()):
-        one, same, other = (jax.device_get(init_state(recipe(), seed).weights) for seed in (1, 1, 2))
-    assert_identical(one, same)
-    assert not np.array_equal(one.table, other.table)
-
-
 def test_the_state_is_donated():
     """The compiled step writes every new array of the state into the memory of the old one."""
     mesh = mesh_of(2, 2, 2)
@@ -227,41 +164,6 @@ def test_the_state_is_donated():
         analysis = make_step(rule).lower(like, random_batch(ROWS)).compile().memory_analysis()
     on_a_device = sum(np.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(like))
     assert analysis.alias_size_in_bytes == on_a_device
-
-
-def assert_identical(a, b):
-    same = jax.tree.map(np.array_equal, a, b)
-    assert all(jax.tree.leaves(same)), same
-
-
-def test_no_device_holds_more_than_its_slice_of_a_fresh_state(monkeypatch):
-    """In the program that makes it on 8 devices: slices come out, and no array in it is a whole matrix."""
-    model = transformer(LLAMA | {'d_model': 256, 'd_ff': 1024}, mesh_of(d=8), vocab_size=4096)
-    of_adam = recipe(model, optimizer.adamw())
-    programs, jit = [], jax.jit
-
-    def kept(function, **options):
-        def call(*arguments):
-            programs.append(jit(function, **options).lower(*arguments).compile())
-            return programs[-1](*arguments)
-
-        return call
-
-    with jax.set_mesh(mesh_of(d=8)):
-        like = abstract_state(of_adam)
-        monkeypatch.setattr(jax, 'jit', kept)
-        state = init_state(of_adam, 0)
-    (program,) = programs
-    jax.tree.map(
-        lambda x, want: x.sharding.is_equivalent_to(want.sharding, x.ndim) or pytest.fail(str(want)), state, like
-    )
-    dims = re.findall(r'f32\[([\d,]+)\]', program.as_text())
-    assert (
-        max(math.prod(map(int, d.split(','))) for d in dims) == max(x.size for x in jax.tree.leaves(state.weights)) // 8
-    )
-    stats, whole = program.memory_analysis(), sum(x.nbytes for x in jax.tree.leaves(state))
-    assert stats.output_size_in_bytes < 1.01 * whole / 8
-    assert stats.temp_size_in_bytes < whole / 8
 
 
 def with_reduction(reduction, mesh, options):
