@@ -55,6 +55,8 @@ PARTS = [
         {
             'pretrax.model.request': ('ModelRequest',),
             'pretrax.model.base': ('Model', 'AutomaticModel'),
+            'pretrax.model.attention': ('attention',),
+            'pretrax.model.matmul': ('product',),
             'pretrax.model.loss': ('Batch', 'LossTerms', 'loss_terms', 'cross_entropy'),
             'pretrax.model.axes': ('AXES',),
             'pretrax.data.batches.source': ('DataRequest', 'HostBatch', 'Source', 'pack_rows'),

@@ -250,7 +250,7 @@ def test_a_module_of_flax_that_sees_later_tokens_is_refused(tmp_path, monkeypatc
     (tmp_path / 'later_tokens.py').write_text(LATER_TOKENS)
     monkeypatch.syspath_prepend(tmp_path)
     values = run_with(tmp_path, {}) | {'model': {'name': 'nnx', 'target': 'later_tokens:Later'}}
-    with pytest.raises(UserError, match=f'^{tmp_path}/later_tokens.py:5: model nnx: the loss of the first 8 tokens'):
+    with pytest.raises(UserError, match=f'^{tmp_path}/later_tokens.py:5: model nnx: the loss of the first 9 tokens'):
         pretrain(config_from_values(values), progress=Quiet())
     causal = LATER_TOKENS.replace('Later', 'Causal').replace('x[:, ::-1], axis=1)[:, ::-1]', 'x, axis=1)')
     (tmp_path / 'earlier_tokens.py').write_text(causal)
@@ -292,3 +292,33 @@ def test_each_batch_of_a_source_is_checked_while_a_run_trains(tmp_path, capsys):
     said = capsys.readouterr().err
     assert 'ids from 0 to vocab_size - 1 = 127' in said
     assert f'{tmp_path}/data.py:' in said
+
+
+PART = """
+from pretrax import register
+
+@register('KIND', 'mine-KEY')
+def mine(first, second, third, layer=None):
+    return RESULT
+"""
+
+
+@pytest.mark.parametrize(
+    ('kind', 'result', 'line', 'message'),
+    [
+        ('mixer', 'first[:, ::-1]', 4, 'changes with the tokens after them'),
+        ('feed_forward', 'first[..., :8]', 4, 'raised'),
+        ('mixer', 'second.nothing', 6, 'raised AttributeError'),
+        ('loss', 'first.nothing', 6, 'raised AttributeError'),
+    ],
+)
+def test_a_wrong_part_of_the_decoder_is_refused_with_its_line(tmp_path, capsys, kind, result, line, message):
+    values = run_with(tmp_path, {'model': PART.replace('KIND', kind).replace('RESULT', result)})
+    values['model'] |= {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 4}}
+    with pytest.raises(SystemExit) as ended:
+        main(['train', write_yaml(values, tmp_path / 'run.yaml'), '--dry-run'])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2, said
+    assert said.startswith(f'{tmp_path}/model.py:{line}: '), said
+    assert message in said
+    assert len(said.splitlines()) <= 10

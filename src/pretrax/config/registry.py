@@ -57,6 +57,7 @@ class Entry:
 
 # Sections that most runs do not have, and what runs then: a run without them does not import it.
 _FEATURES = {'init_from': 'pretrax.weights.warm_start:warm_state', 'distill': 'pretrax.distill.teaching:Teaching'}
+_PARTS = ('mixer', 'feed_forward', 'loss')  # of the decoder
 DECAYING = ('cosine', 'linear', 'wsd', 'inverse_sqrt', 'step', 'exponential', 'polynomial')  # schedules that decay
 _components: dict[str, dict[str, Entry]] = {
     'model': {
@@ -87,7 +88,8 @@ def register[F: Callable[..., Any]](
     """Registers a function or class as the component `name` of the section `kind`.
 
     Args:
-        kind: 'model', 'data', 'optimizer' or 'schedule'.
+        kind: 'model', 'data', 'optimizer' or 'schedule'. Or 'mixer', 'feed_forward' or 'loss', a part of the decoder:
+            the component is then a model with this part and the options of the decoder (`pretrax.model.variant`).
         name: what the user writes as `name:` in that section.
         options: a pydantic model of the options, or those of several kinds and a function that chooses one, passed to
             the component as the keyword `options`. Without it, the component's keyword-only parameters are its options.
@@ -95,12 +97,17 @@ def register[F: Callable[..., Any]](
     Raises:
         UserError: the kind is unknown, the name is invalid or taken, or an option has a type that YAML cannot express.
     """
-    if kind not in _components:
-        raise UserError(
-            f'register: there is no kind {kind!r}; expected one of {", ".join(_components)}{nearest(kind, DEFAULTS)}'
-        )
+    if kind not in (*_components, *_PARTS):
+        kinds = ', '.join((*_components, *_PARTS))
+        raise UserError(f'register: there is no kind {kind!r}; expected one of {kinds}{nearest(kind, DEFAULTS)}')
     if not re.fullmatch(r'[A-Za-z][\w-]*', name):
         raise UserError(f'register: {name!r} cannot name a component; expected letters, digits, "_" and "-"')
+
+    def add_part(function: F) -> F:
+        decoder = _components['model'][DEFAULTS['model']]
+        made = imported('pretrax.model.variant:variant')(kind, function)
+        register('model', name, options=imported(str(decoder.options)))(made)
+        return function
 
     def add(factory: F) -> F:
         taken = _components[kind].get(name)
@@ -115,7 +122,7 @@ def register[F: Callable[..., Any]](
         _components[kind][name] = Entry(factory, options)
         return factory
 
-    return add
+    return add_part if kind in _PARTS else add
 
 
 def names(kind: str) -> list[str]:

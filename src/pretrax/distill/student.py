@@ -36,7 +36,6 @@ from pretrax.distill.hidden_states import (
 from pretrax.distill.top_k import TopK, as_logits, top_k_of
 from pretrax.errors import UserError
 from pretrax.model.axes import along
-from pretrax.model.block import block
 from pretrax.model.choices import TransformerOptions
 from pretrax.model.ends import gather_ends
 from pretrax.model.loss import Batch, LossTerms, chunks_of, in_chunks, join_tokens, loss_terms, over_chunks
@@ -179,7 +178,7 @@ class DistilledTransformer(Transformer):
         terms, of_teacher = self._distilled_terms(lambda x: self.unembed(ends, x, head_seed), x, constants, batch)
         if self.how.hidden is not None:
             terms |= hidden_terms(self.how.hidden, states, of_teacher, weights.hidden_projection, batch.mask)
-        ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch=batch, tokens=self.tokens(batch))
+        ahead = predict_ahead(self, weights.multi_token, ends, x, routed, batch=batch, tokens=self.tokens(batch))
         return self._with_routing(terms | ahead[0], ahead[1], batch, surveyed)
 
     def denominators(self, batch: Batch) -> dict[str, f32['']]:

@@ -37,10 +37,11 @@ class Decoder(Protocol):
     arch: Architecture
     plan: ExecutionPlan
     dtype: Any
+    layer_block: Block
 
 
 def predict_ahead(
-    model: Decoder, block: Block, w: MultiToken, ends: Ends, x: jax.Array, routed: Routed | None,
+    model: Decoder, w: MultiToken, ends: Ends, x: jax.Array, routed: Routed | None,
     batch: Batch, tokens: Tokens,
 ) -> tuple[LossTerms, Routed | None]:  # fmt: skip
     """The terms of the modules, from the last hidden states; and the statistics of all routers."""
@@ -61,7 +62,7 @@ def predict_ahead(
             h: jax.Array, w: MultiToken, later: Batch = later, spec: LayerSpec = spec
         ) -> tuple[jax.Array, Routed | None]:
             embedding = embed(ends.embedding, None, later.tokens, later.positions, arch, model.dtype)
-            return block(save(combined(h, embedding, w, arch), 'input'), w.layer, tokens, spec)
+            return model.layer_block(save(combined(h, embedding, w, arch), 'input'), w.layer, tokens, spec)
 
         def terms_of(y: num['B/r/d/e L/c/t M'], part: Batch, own: Ends = own) -> LossTerms:
             return loss_terms(unembed(own, y, arch, COMPUTE['head']), part, arch.vocab_size, 0.0)

@@ -1,7 +1,7 @@
 """The decoder of every family: mathematics, memory, sharding and communication of the forward pass.
 
 Letters: B batch, L length, M d_model, V vocabulary.
-Mesh axes (axes.py): r, d and e shard the batch, c the sequence, t heads, feed-forward and vocabulary,
+Mesh axes (axes.py): r, d, e shard the batch, c the sequence, t heads, feed-forward and vocabulary,
 p the layers; d also shards every matrix at rest. Between blocks the sequence is sharded over t too
 (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
 
@@ -39,6 +39,8 @@ class Transformer(Model):
 
     Weights = Weights
     arch: Architecture
+    layer_block = staticmethod(block)  # of a user in a variant, as the next two
+    token_terms, token_counts = staticmethod(loss_terms), staticmethod(denominators)
 
     def __init__(self, request: ModelRequest, *, options: TransformerOptions):
         sizes = request.vocab_size, request.longest
@@ -86,7 +88,7 @@ class Transformer(Model):
         """
 
         def body(x: jax.Array, w: Layer, layer: LayerSpec) -> tuple[jax.Array, Routed | None]:
-            return in_parts(lambda *part: block(part[0], w, *part[1:]), save(x, 'input'), tokens, layer)
+            return in_parts(lambda *part: self.layer_block(part[0], w, *part[1:]), save(x, 'input'), tokens, layer)
 
         return scan_layers(body, x, layers, self.arch, self.plan, seeds=seeds, chunk=chunk, kept=kept)
 
@@ -135,13 +137,13 @@ class Transformer(Model):
             layer_seeds, head_seed = self.plan.numerics.seeds(key)
             x, routed, _ = self.hidden_states(ends, weights.layers, batch, layer_seeds)
             terms = self.loss_terms(ends, x, batch, head_seed)
-            ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch, self.tokens(batch))
+            ahead = predict_ahead(self, weights.multi_token, ends, x, routed, batch, self.tokens(batch))
             return self._with_routing(terms | ahead[0], ahead[1], batch, surveyed)
         return self.staged_terms(batch, *stages(self, ends, weights.layers, batch).sums(self.plan.saved))
 
     def denominators(self, batch: Batch) -> dict[str, f32['']]:
         """The denominators of the terms of `loss`."""
-        known = denominators(batch, self.arch.z_loss) | ahead_denominators(batch, self)
+        known = self.token_counts(batch, self.arch.z_loss) | ahead_denominators(batch, self)
         return known | routing_denominators(batch, self._columns(batch.tokens), self.arch)
 
     def summarize(self, tables: dict[str, f32['layers columns']]) -> dict[str, f32['']]:
@@ -161,7 +163,7 @@ class Transformer(Model):
         """Cross-entropy and z-loss, from the hidden states after the last layer."""
 
         def terms_of(x: num['B/r/d/e L/c/t M'], part: Batch) -> LossTerms:
-            return loss_terms(self.unembed(ends, x, seed), part, self.arch.vocab_size, self.arch.z_loss)
+            return self.token_terms(self.unembed(ends, x, seed), part, self.arch.vocab_size, self.arch.z_loss)
 
         return in_chunks(terms_of, x, batch, self.plan.loss_chunks)
 
@@ -173,12 +175,12 @@ class Transformer(Model):
 
     def staged_terms(self, batch: Batch, sums: dict[str, f32['']], routed: Routed | None) -> LossTerms:
         """The terms of the loss, from the numerators and the statistics of pipeline stages."""
-        counts = denominators(batch, self.arch.z_loss)
+        counts = self.token_counts(batch, self.arch.z_loss)
         return self._with_routing({name: (n, counts[name]) for name, n in sums.items()}, routed, batch)
 
     def _expert_load(self, weights: Weights, batch: Batch) -> tuple[f32['E'], f32['']]:
         """How many tokens chose each expert: a load-balance loss over the batch depends on it."""
         ends = gather_ends(weights, self.dtype)
         x, routed, _ = self.hidden_states(ends, weights.layers, batch)
-        ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch, self.tokens(batch))
+        ahead = predict_ahead(self, weights.multi_token, ends, x, routed, batch, self.tokens(batch))
         return load(ahead[1], batch, self._columns(batch.tokens), self.arch)

@@ -401,9 +401,10 @@ def _check_causality(component: Component, run: 'Run', state: TrainState) -> Non
     """Changes the tokens in the second half of each sequence, and compares the losses of the first half."""
     run, batch = run.at(int(state.batch)), run.batch(int(state.batch))
     model, length = run.recipe.model, run.size.sequence_length
+    half = length // 2 | 1  # odd: the sequences of a device begin at an even token
     code = component.factory if isinstance(model, AutomaticModel) else type(model).loss
     n_tokens = min(run.source.vocab_size, model.vocab_size or run.source.vocab_size)
-    is_late = (np.arange(length) if model.column_order is None else model.column_order) >= length // 2
+    is_late = (np.arange(length) if model.column_order is None else model.column_order) >= half
 
     @jax.jit
     def changed(batch: Batch) -> tuple[Batch, Batch]:
@@ -412,12 +413,12 @@ def _check_causality(component: Component, run: 'Run', state: TrainState) -> Non
 
     evaluate = make_evaluate(model)
     with component.running('loss', code):
-        one, other = (jax.tree.map(float, evaluate(state.weights, half)) for half in changed(batch))
+        one, other = (jax.tree.map(float, evaluate(state.weights, early)) for early in changed(batch))
     total = sum(numerator for numerator, _ in one.values())
     component.require(math.isfinite(total), f'the loss of the first batch is {total}', 'a finite loss', code)
     if 'nll' in one:
         (nll, _), (nll_of_other, _) = one['nll'], other['nll']
-        found = f'the loss of the first {length // 2} tokens of a sequence changes with the tokens after them'
+        found = f'the loss of the first {half} tokens of a sequence changes with the tokens after them'
         expected = 'a causal model: what predicts a token may depend only on the tokens before it'
         component.require(abs(nll - nll_of_other) <= 1e-5 * abs(nll), found, expected, code)
 
