@@ -19,25 +19,25 @@ def rounds(n: int) -> Iterator[list[tuple[int, int]]]:
         players = [players[0], players[-1], *players[1:-1]]
 
 
-def slow_pairs(found: Mapping[tuple[int, int], float], names: Mapping[int, str]) -> Iterator[Finding]:
+def slow_pairs(rates: Mapping[tuple[int, int], float], names: Mapping[int, str]) -> Iterator[Finding]:
     """Findings about slow nodes, or else about slow links, from the rates of pairs.
 
     Args:
-        found: bytes/s of each pair of processes.
+        rates: bytes/s of each pair of processes.
     """
-    if not found:
+    if not rates:
         return
-    usual = statistics.median(found.values())
-    slow = {pair for pair, rate in found.items() if rate < _SLOW_PAIR * usual}
-    of = {i: [pair for pair in found if i in pair] for i in names}
+    usual = statistics.median(rates.values())
+    slow = {pair for pair, rate in rates.items() if rate < _SLOW_PAIR * usual}
+    of = {i: [pair for pair in rates if i in pair] for i in names}
     nodes = [i for i in names if len(of[i]) > 1 and slow.issuperset(of[i])]
     for i in nodes:
-        rate = statistics.median(found[pair] for pair in of[i])
+        rate = statistics.median(rates[pair] for pair in of[i])
         text = f'{names[i]} is slow: {rate / 1e9:.3g} GB/s to each other node, the median is {usual / 1e9:.3g}'
         yield warning('node to node', text, NETWORK_FIX)
     for a, b in sorted(pair for pair in slow if not set(pair) & set(nodes)):
-        text = f'{names[a]} - {names[b]} is slow: {found[a, b] / 1e9:.3g} GB/s, the median is {usual / 1e9:.3g}'
+        text = f'{names[a]} - {names[b]} is slow: {rates[a, b] / 1e9:.3g} GB/s, the median is {usual / 1e9:.3g}'
         yield warning('node to node', text, NETWORK_FIX)
     if not slow:
-        text = f'{usual / 1e9:.3g} GB/s in the median of {len(found)} pairs, {min(found.values()) / 1e9:.3g} at least'
-        yield Finding('node to node', text, amount=min(found.values()))
+        text = f'{usual / 1e9:.3g} GB/s in the median of {len(rates)} pairs, {min(rates.values()) / 1e9:.3g} at least'
+        yield Finding('node to node', text, amount=min(rates.values()))

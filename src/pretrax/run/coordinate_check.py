@@ -61,20 +61,20 @@ def check_coordinates(
     return found
 
 
-def slopes(found: Coordinates) -> dict[str, float]:
+def slopes(coordinates: Coordinates) -> dict[str, float]:
     """The slope of log(size) over log(width), by least squares, for everything that was measured."""
-    x = np.log(list(found))
+    x = np.log(list(coordinates))
     return {
-        what: float(np.polyfit(x, [math.log(sizes[what]) for sizes in found.values()], 1)[0])
-        for what in next(iter(found.values()))
+        what: float(np.polyfit(x, [math.log(sizes[what]) for sizes in coordinates.values()], 1)[0])
+        for what in next(iter(coordinates.values()))
     }
 
 
-def as_text(name: str, found: Coordinates) -> str:
+def as_text(name: str, coordinates: Coordinates) -> str:
     """A table with a column for each width, and the slopes."""
-    rows = [[name, *map(str, found), 'slope']]
-    for what, slope in slopes(found).items():
-        rows.append([what, *(f'{sizes[what]:.3g}' for sizes in found.values()), f'{slope:+.2f}'])
+    rows = [[name, *map(str, coordinates), 'slope']]
+    for what, slope in slopes(coordinates).items():
+        rows.append([what, *(f'{sizes[what]:.3g}' for sizes in coordinates.values()), f'{slope:+.2f}'])
     spans = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return '\n'.join(
         '  '.join(
