@@ -120,7 +120,7 @@ def _logits(model):
         (MODEL, MUP, {}),
         (DENSE | {'scale_embedding': True}, MUP, {'embedding_multiplier': 2**-0.5}),
         (DENSE, MUP | {'base_d_head': 4}, {'query_pre_attn_scalar': 16.0}),  # heads of 8: over 8 / sqrt(4)
-        (DENSE, MUP | {'base_layers': 1}, {'residual_multiplier': 1 / 2}),  # arXiv:2505.01618
+        (MODEL, MUP | {'base_layers': 1}, {'residual_multiplier': 1 / 2}),  # arXiv:2505.01618
         (DENSE, MUP | {'base_layers': 1, 'depth_power': 0.5}, {'residual_multiplier': 2**-0.5}),  # arXiv:2310.02244
     ],
 )
