@@ -110,7 +110,7 @@ FILES_PER_OPTION = 9
 SOURCE_LINES = 78_400
 # Functions with more than 7 parameters; functions of more than 60 lines; calls with more than 6 arguments by position.
 # They only go down, to none.
-LONG_SIGNATURES, LONG_FUNCTIONS, LONG_CALLS = 20, 12, 27
+LONG_SIGNATURES, LONG_FUNCTIONS, LONG_CALLS = 19, 12, 27
 # Tables in the source whose layout ruff does not touch. They only go down.
 LAID_OUT_BY_HAND = 39
 SPINE = ('cli/train.py', 'run/loop.py', 'train/step.py', 'model/transformer.py')
