@@ -111,7 +111,7 @@ class Training:
         return self.step()
 
     def step(self) -> int:
-        return read_metrics(self.run_dir / 'metrics.jsonl')[-1]['step']
+        return max((line['step'] for line in read_metrics(self.run_dir / 'metrics.jsonl')), default=0)
 
     def losses(self) -> dict[int, float]:
         lines = read_metrics(self.run_dir / 'metrics.jsonl')

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     'shardlib': set(),
     'page_kit': set(),  # styles, templates and scripts of pages, and how they are served
     'storage': {'errors', 'system'},
-    'config': {'errors', 'storage', 'infer'},  # of `infer` the settings of sampling
+    'config': {'errors', 'storage', 'infer', 'tables'},  # of `infer` the settings of sampling
     'model': {'errors', 'jax_compat', 'shardlib', 'tables'},
     'cost': {'amounts', 'errors', 'model'},
     'hlo': {'cost', 'tables'},

@@ -17,7 +17,7 @@ from page_stub import Stub, running
 
 pytestmark = needs_chromium
 
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=60_000)
 
 HOSTILE = '<script>window.broken = 1</script><img src=x onerror="window.broken = 1"> \u202eevil\u202c &amp; \u2066'
 
@@ -27,7 +27,7 @@ class Visit:
 
     def __init__(self, browser: Browser):
         self.context = browser.new_context(viewport={'width': 1280, 'height': 800}, reduced_motion='reduce')
-        self.context.set_default_timeout(20_000)
+        self.context.set_default_timeout(60_000)
         self.page = self.context.new_page()
         self.requested, self.problems = observe(self.page, ('error',))
 

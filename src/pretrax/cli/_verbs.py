@@ -22,6 +22,32 @@ from pretrax.errors import UserError
 ROOT = Path(__file__).parent
 
 
+# Verbs of other tools, and what to write here.
+_MEANT = {
+    'resume': 'a run resumes when it is started again: pretrax train CONFIG',
+    'continue': 'a run resumes when it is started again: pretrax train CONFIG',
+    'finetune': 'start from other weights: pretrax train CONFIG init_from=RUN_OR_CHECKPOINT',
+    'sample': 'write text with a trained model: pretrax generate RUN',
+    'chat': 'talk to a trained model: pretrax generate RUN --chat, or pretrax serve RUN',
+    'fit': 'pretrax train CONFIG',
+    'run': 'pretrax train CONFIG',
+    'pretrain': 'pretrax train CONFIG',
+    'test': 'measure a trained model: pretrax eval RUN',
+    'evaluate': 'pretrax eval RUN',
+    'benchmark': 'time configurations: pretrax bench SWEEP; check this machine: pretrax doctor',
+    'sweep': 'time configurations: pretrax bench SWEEP; find the best values: pretrax search FILE',
+    'tune': 'find the best values: pretrax search FILE',
+    'tokenize': 'pretrax data tokenize',
+    'convert': 'from other tools: pretrax import, pretrax import-config; to Hugging Face: pretrax export',
+    'list': 'pretrax runs',
+    'ls': 'pretrax runs',
+    'status': 'pretrax runs; of a launched run: pretrax launch status RUN',
+    'logs': 'pretrax watch RUN; of a launched run: pretrax launch logs RUN',
+    'tensorboard': 'pretrax watch RUN shows the curves; log.tensorboard=true writes files for TensorBoard',
+    'version': 'pretrax --version',
+}
+
+
 class Group(TyperGroup):
     """The verbs in a folder."""
 
@@ -52,6 +78,8 @@ class Group(TyperGroup):
             )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] == 'help' and not ctx.resilient_parsing:
+            return self.resolve_command(ctx, [*args[1:], '--help']) if args[1:] else _show_help(ctx)
         if args[0] not in _paths(self.folder) and not args[0].startswith('-') and not ctx.resilient_parsing:
             raise UserError(_no_verb(ctx.command_path, args))
         return super().resolve_command(ctx, args)
@@ -65,6 +93,11 @@ class Verb(TyperCommand):
             declared = {option for parameter in self.params for option in parameter.opts if option.startswith('--')}
             _check_spelling(ctx.command_path, args, {'--help', *declared})
         return super().parse_args(ctx, args)
+
+
+def _show_help(ctx: Any) -> Any:
+    print(ctx.get_help())
+    ctx.exit()
 
 
 def _paths(folder: Path) -> dict[str, Path]:
@@ -93,6 +126,8 @@ def _commands(folder: Path, words: tuple[str, ...] = ()) -> Iterator[tuple[str, 
 def _no_verb(command: str, args: Sequence[str]) -> str:
     """`pretrax trian`: the nearest verb of all groups, those of this group first."""
     given, here = args[0], tuple(command.split()[1:])
+    if not here and given in _MEANT:
+        return f'pretrax has no verb {given!r}\n  {_MEANT[given]}'
     if not here and Path(given).suffix in ('.yaml', '.yml'):
         return f'{given} is a configuration, not a verb\n  did you mean: {" ".join([command, "train", *args])}'
     every = list(_commands(ROOT))
@@ -128,6 +163,7 @@ def _sections() -> set[str]:
 
 def _no_option(command: str, flag: str, value: str, options: set[str]) -> str:
     """`--steps 5`: the key of the configuration, or the option that is nearest."""
+    from pretrax.config.other_tools import other_tools
     from pretrax.config.registry import DEFAULTS, option_names, options_model
     from pretrax.config.schema import RunConfig, known_keys
 
@@ -136,13 +172,13 @@ def _no_option(command: str, flag: str, value: str, options: set[str]) -> str:
     name = flag.removeprefix('--').replace('-', '_')
     by_last = {key.rpartition('.')[2]: key for key in reversed(keys)}
     by_last |= {name: f'model.{key}' for name, key in option_names('model', DEFAULTS['model']).RENAMED.items()}
-    key = name if name in keys else by_last.get(name)
+    key = name if name in keys else by_last.get(name) or other_tools().names.get(name)
     near = difflib.get_close_matches(flag, sorted(options), n=1, cutoff=0.75)
-    if key is None and not near:
+    advice = '' if key or near else other_tools().advice.get(name, '')
+    if key is None and not near and not advice:
         key = next((by_last.get(one, one) for one in difflib.get_close_matches(name, [*keys, *by_last], n=1)), None)
-    hint = (
-        f'  configuration is written KEY=VALUE: {key}={value}' if key else f'  did you mean {near[0]}?' if near else ''
-    )
+    hint = f'  {advice}' if advice else f'  did you mean {near[0]}?' if near else ''
+    hint = f'  configuration is written KEY=VALUE: {key}={value}' if key else hint
     return '\n'.join(
         filter(None, [f'{command} has no option {flag}', hint, f'  options: {", ".join(sorted(options))}'])
     )

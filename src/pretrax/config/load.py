@@ -202,6 +202,8 @@ def _checked(layers: list[Layer], name: str, recorded: bool = False, written_in:
         _reach_buckets(values)
         values = _with_plugins(values, layers, place)
         values = _with_model_of_start(values, origins)
+    if warmup_note := _settle_warmup(values, origins):
+        notes.append(warmup_note)
     config = _validated(values, origins, references, place)
     config._origins = origins
     config._references = references
@@ -322,6 +324,27 @@ def _with_model_of_start(values: dict[str, Any], origins: dict[KeyPath, str]) ->
         | origins
     )
     return values | {'model': model}
+
+
+def _settle_warmup(values: dict[str, Any], origins: Mapping[KeyPath, str]) -> str:
+    """Makes `schedule.warmup` a number of steps, and shortens it if an override of `steps` ends the run before.
+
+    Returns a line about what it changed, or ''. A plugin's schedule keeps what it gets.
+    """
+    schedule, steps = values.get('schedule'), values.get('steps')
+    if not isinstance(schedule, dict) or isinstance(steps, bool) or not isinstance(steps, int):
+        return ''
+    name, warmup = schedule.get('name', registry.DEFAULTS['schedule']), schedule.get('warmup')
+    if isinstance(warmup, bool) or not isinstance(warmup, int | float) or not registry.is_built_in('schedule', name):
+        return ''
+    if isinstance(warmup, float) and 0 < warmup < 1:
+        settled, reason = round(warmup * steps), f'{warmup:g} of {steps} steps'
+    elif warmup > steps > 0 and 'override' == origins.get(('steps',)) != origins.get(('schedule', 'warmup')):
+        settled, reason = steps, f'instead of {warmup}, since the run has {steps} steps'
+    else:
+        return ''
+    values['schedule'] = schedule | {'warmup': settled}
+    return f'schedule.warmup: {settled} steps ({reason})'
 
 
 def _reach_buckets(values: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pydantic
 
 from pretrax.config.one_of import OneOf
+from pretrax.config.other_tools import advice_for, assignment, other_tools
 from pretrax.errors import UserError
 
 type Path = tuple[str | int, ...]
@@ -23,6 +24,7 @@ type Path = tuple[str | int, ...]
 # Keys whose values are secrets, and the variable of the environment that is written instead of a plain value.
 SECRETS: dict[Path, str] = {('log', 'notify', 'url'): 'PRETRAX_NOTIFY_URL'}
 
+_SECTION = 'a mapping of keys to values'
 MOST_SHOWN = 4  # two lines each, and a line that counts the rest
 
 
@@ -138,7 +140,8 @@ def from_validation(
             beside = [*section.model_fields, *(['extends'] if len(path) == 1 else [])] if section else []
             names_of = getattr(_model_at(model, path[:1], given), 'nested_names', None)
             nested = names_of(_at(given, path[:1])) if names_of and len(path) > 1 else {}
-            problems[path] = unknown(path, beside, known_keys(model), nested)
+            advice = advice_for(str(path[-1]), _at(given, path), given, not _reference(path, references))
+            problems[path] = unknown(path, beside, known_keys(model), nested, advice)
         elif detail['type'] == 'missing':
             problems[path] = Problem(path, 'is missing and has no default', _describe(model, path, given))
         else:
@@ -149,7 +152,7 @@ def from_validation(
         reference = _reference(path, references)
         value = reference or shown(_at(given, path))
         what = f'expected {wanted}' if is_secret else f'is {value}; expected {wanted}'
-        hint = ('' if reference else _fix(_at(given, path), wanted)) or _describe(model, path, given)
+        hint = ('' if reference or is_secret else _fix(path, _at(given, path), wanted)) or _describe(model, path, given)
         problems.setdefault(path, Problem(path, what, hint))
     # A list with one bad item is not itself bad.
     return [p for p in problems.values() if not any(q != p.path and q[: len(p.path)] == p.path for q in problems)]
@@ -160,14 +163,19 @@ def _reference(path: Path, references: Mapping[Path, str]) -> str | None:
     return next((text for key, text in references.items() if key == path[: len(key)]), None)
 
 
-def unknown(path: Path, beside: Iterable[str], anywhere: Iterable[str], nested: Mapping[str, str] = {}) -> Problem:
+def unknown(
+    path: Path, beside: Iterable[str], anywhere: Iterable[str], nested: Mapping[str, str] = {}, advice: str = ''
+) -> Problem:
     """The problem of an unknown key, with the key that was meant.
 
     Args:
         beside: the keys of its section; the nearest comes first.
         anywhere: dotted keys; one that ends with this key comes next.
         nested: dotted keys by names that count as those of siblings.
+        advice: what to write instead, if the name is another tool's.
     """
+    if advice:
+        return Problem(path, 'is not a key that exists', advice)
     key = str(path[-1])
     beside = sorted(beside)
     hint = nearest(key, [*nested, *beside], 'did you mean ')
@@ -208,8 +216,13 @@ def _section(annotation: Any) -> type[pydantic.BaseModel] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel) else None
 
 
-def _fix(value: Any, expected: str) -> str:
+def _fix(path: Path, value: Any, expected: str) -> str:
     """What to write instead, for common mistakes."""
+    inner = other_tools().values.get(str(path[-1])) if path else None
+    if inner and expected == _SECTION and isinstance(value, str | int | float):
+        return f'write {assignment(dotted((*path, inner)), value)}'
+    if isinstance(value, str) and (near := nearest(value, re.findall(r"'([^']+)'", expected), 'did you mean ')):
+        return near
     number = 'integer' in expected or 'number' in expected
     if isinstance(value, bool) and 'string' in expected:
         return 'YAML reads on, off, yes, no, true and false as booleans: put the word in quotes'
@@ -249,7 +262,7 @@ def _expected(message: str) -> str:
         'a valid boolean': 'a boolean, true or false',
         'a valid array': 'a list',
         'a valid tuple': 'a list',
-        'an object': 'a mapping of keys to values',
+        'an object': _SECTION,
     }
     for long, short in (
         (r'greater than or equal to', 'at least'),

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 from pretrax.config import registry
 from pretrax.config.batch_sizes import BatchSize, batch_sizes, problems_of
 from pretrax.config.one_of import OneOf
+from pretrax.config.other_tools import advice_for
 from pretrax.config.problems import ProblemsError, known_keys, mistake, nearest, shown, unknown
 from pretrax.errors import UserError
 from pretrax.infer.sampling_settings import SETTINGS, Temperature, TopK, TopP
@@ -114,7 +115,11 @@ class Component(Section):
         valid = common | set(model.model_fields)
         anywhere = known_keys_elsewhere(cls)
         nested = cls.nested_names(values)
-        strangers = [unknown((key,), valid, anywhere, nested) for key in options if key not in valid]
+        strangers = [
+            unknown((key,), valid, anywhere, nested, advice_for(key, options[key], {}, True))
+            for key in options
+            if key not in valid
+        ]
         if strangers:
             raise ProblemsError(*strangers)
         # In strict mode, JSON still converts a list to a tuple and a string to a path, and nothing else.

@@ -8,11 +8,18 @@ from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 Schedule = Callable[[jax.Array], jax.Array]
 Steps = Annotated[int, Field(ge=0)]
-Warmup = Annotated[Steps, Field(description='steps in which the learning rate rises to its peak')]
+Warmup = Annotated[
+    Steps,
+    Field(description='steps in which the learning rate rises to its peak, or below 1 their share of all steps'),
+    # When a configuration is loaded, the share becomes a number of steps.
+    WithJsonSchema(
+        {'anyOf': [{'type': 'integer', 'minimum': 0}, {'type': 'number', 'exclusiveMinimum': 0, 'exclusiveMaximum': 1}]}
+    ),
+]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Final = Annotated[Share, Field(description='multiplier at the last step')]

@@ -20,7 +20,7 @@ from view.watch_picture import take
 
 pytestmark = needs_chromium
 
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=60_000)
 HOSTILE = '<img src=x onerror="window.broken = 1">'
 
 
@@ -28,7 +28,7 @@ HOSTILE = '<img src=x onerror="window.broken = 1">'
 def page(browser):
     """A page, which must make no error and ask no other server."""
     context = browser.new_context(viewport={'width': 1280, 'height': 1600}, reduced_motion='reduce')
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     opened = context.new_page()
     requested, problems = observe(opened, ('error', 'warning'))
     opened.problems = problems

@@ -28,7 +28,7 @@ def program(name: str = 'tpu', **changes: str):
 def opened(browser, tmp_path):
     """Opens a page from a file without a network. It must ask for nothing else, and make no error."""
     context = browser.new_context(viewport={'width': 1400, 'height': 900}, offline=True)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     page = context.new_page()
     requested, problems = observe(page)
 
