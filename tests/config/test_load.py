@@ -114,7 +114,7 @@ def test_overrides_are_yaml_but_globs_need_no_quotes(base: Path) -> None:
         ('extends=base.yaml', 'belongs in a file'),
         ('steps=010', 'octal'),
         ('stesp=3', 'did you mean steps?'),
-        ('learning_rate=1', 'did you mean optimizer.learning_rate?'),
+        ('learning_rate=1', 'write optimizer.learning_rate=1'),
         ('distill.cach=x', 'did you mean cache?'),
         ('data.teacher=x', 'did you mean distill.teacher?'),
         ('batch.tokens=16k', 'write 16384 or 16000'),

@@ -228,7 +228,7 @@ def test_every_name_leads_to_a_key_that_exists_and_is_no_key_itself():
         (['resume', 'runs/x'], 'pretrax train CONFIG'),
         (['finetune', 'x'], 'init_from='),
         (['sample', 'runs/x'], 'pretrax generate RUN'),
-        (['tokenize', 'x'], 'pretrax data tokenize'),
+        (['tokenize', 'x'], 'did you mean: pretrax data tokenize x'),
         (['evaluate', 'x'], 'pretrax eval RUN'),
         (['help', 'trian'], 'pretrax train'),
     ],

@@ -64,11 +64,11 @@ def test_a_former_name_below_a_file_of_today_is_not_lost(tmp_path):
 @pytest.mark.parametrize(
     ('given', 'hint'),
     [
-        ({'attention': {'n_head': 2}}, r'model.attention.n_head is not .*\n +did you mean n_heads\?'),
-        ({'n_head': 2}, r'model.n_head is not .*\n +did you mean model.attention.n_heads\?'),
+        ({'attention': {'n_head': 2}}, r'model.attention.n_head is not .*\n +write model.attention.n_heads=2'),
+        ({'n_head': 2}, r'model.n_head is not .*\n +write model.attention.n_heads=2'),
         ({'eps': 1e-6}, r'model.eps is not .*\n +did you mean model.norm.eps\?'),
-        ({'attention': {'norm_eps': 1e-6}}, r'model.attention.norm_eps is not .*\n +did you mean model.norm.eps\?'),
-        ({'attention': {'d_model': 8}}, r'model.attention.d_model is not .*\n +did you mean model.d_model\?'),
+        ({'attention': {'norm_eps': 1e-6}}, r'model.attention.norm_eps is not .*\n +write model.norm.eps=1e-06'),
+        ({'attention': {'d_model': 8}}, r'model.attention.d_model is not .*\n +write model.d_model=8'),
         ({'experts': {'router': {'zloss': 1}}}, r'model.experts.router.zloss is not .*\n +did you mean z_loss\?'),
         ({'attention': {'window': -3}},
         r'model.attention.window is -3; expected at least 0\n +window: tokens that a token sees'),

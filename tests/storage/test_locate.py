@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pretrax.errors import UserError
-from pretrax.storage import BucketPath, locate, locate_local
+from pretrax.storage import BucketPath, locate, locate_local, locate_run
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,14 @@ def test_what_is_above_is_absolute_and_links_lead_where_the_system_says(tmp_path
     assert locate('/run', tmp_path) == Path('/run')
     with pytest.raises(UserError, match='gs://b/a is in a bucket; expected a local path'):
         locate_local('gs://b/a')
+
+
+def test_a_name_is_that_of_a_run_below_runs_unless_it_exists_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'runs' / 'quickstart').mkdir(parents=True)
+    assert locate_run('quickstart') == Path('runs/quickstart')
+    assert locate_run('other') == Path('other')
+    assert locate_run('./runs/quickstart') == Path('runs/quickstart')
+    assert locate_run('a/quickstart') == Path('a/quickstart')
+    (tmp_path / 'quickstart').mkdir()
+    assert locate_run('quickstart') == Path('quickstart')

@@ -322,10 +322,8 @@ def _digests(place: AnyPath, sizes: Mapping[str, int]) -> dict[str, str]:
 def checkpoints_of(path: AnyPath) -> AnyPath:
     """The `checkpoints` directory of a run. The path may also be that directory.
 
-    `quickstart` also means `runs/quickstart`. Raises UserError if there is no such directory, or it has no checkpoint.
+    Raises UserError if there is no such directory, or it has no checkpoint.
     """
-    if path.name == str(path) and not path.exists() and (named := path.parent / 'runs' / path).is_dir():
-        path = named
     if not path.is_dir():
         beside = [] if isinstance(path, BucketPath) or not path.parent.is_dir() else list(path.parent.iterdir())
         beside = sorted(entry.name for entry in beside if entry.is_dir())

@@ -37,7 +37,6 @@ _MEANT = {
     'benchmark': 'time configurations: pretrax bench SWEEP; check this machine: pretrax doctor',
     'sweep': 'time configurations: pretrax bench SWEEP; find the best values: pretrax search FILE',
     'tune': 'find the best values: pretrax search FILE',
-    'tokenize': 'pretrax data tokenize',
     'convert': 'from other tools: pretrax import, pretrax import-config; to Hugging Face: pretrax export',
     'list': 'pretrax runs',
     'ls': 'pretrax runs',

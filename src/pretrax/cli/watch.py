@@ -13,7 +13,11 @@ from pretrax.option import argument, option
 
 
 def watch(
-    runs: tuple[str, ...] = argument('Runs, or directories of runs, on a disk or in a bucket.', metavar='RUN...'),
+    runs: tuple[str, ...] | None = argument(
+        'Runs, or directories of runs, on a disk or in a bucket; without any, those in runs/.',
+        default=None,
+        metavar='RUN...',
+    ),
     terminal: bool = option('Show the runs in the terminal; in a pipe, print lines.', default=False),
     host: str = option('Address to listen on; others than 127.0.0.1 need --api-key-file.', default='127.0.0.1'),
     port: int = option('Port to listen on; 0: any free port.', default=8100, min=0, max=65535),
@@ -24,6 +28,7 @@ def watch(
 ) -> None:
     from pretrax.view.live.runs import Places
 
+    runs = runs or ('runs',)
     if terminal:
         from pretrax.view.live.terminal import watch_in_terminal
 

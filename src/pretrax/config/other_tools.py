@@ -1,8 +1,8 @@
 """Keys as users of other tools type them: `lr`, `batch_size`, `optimizer=lion`; and what to write instead."""
 
-import collections
 import functools
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,20 +29,21 @@ def other_tools() -> OtherTools:
     return OtherTools(names, table['values'], table['advice'])
 
 
-def advice_for(key: str, value: Any, given: Mapping[str, Any], is_shown: bool) -> str:
+def advice_for(key: str, value: Any, given: Mapping[str, Any], known: Mapping[str, str], is_shown: bool = True) -> str:
     """What to write instead of a key that pretrax does not have; '' if the name is no other tool's.
 
     Args:
         key: the key, without its section.
         value: its value; of a section such as `training: {lr: 1e-3}`, the first key that is known counts.
         given: the whole configuration.
+        known: {last part of a key: the key}.
         is_shown: whether the value may be repeated in a message.
     """
     table = other_tools()
     if isinstance(value, Mapping):
-        return next(filter(None, (advice_for(str(name), of, given, is_shown) for name, of in value.items())), '')
+        return next(filter(None, (advice_for(str(name), of, given, known, is_shown) for name, of in value.items())), '')
     name = key.lower().replace('-', '_')
-    if meant := table.names.get(name) or _keys_by_last_name().get(name):
+    if meant := table.names.get(name) or known.get(name):
         return f'write {assignment(meant, value)}' if is_shown else f'write {meant}'
     advice = table.advice.get(name, '')
     length = _at(given, 'batch', 'sequence_length')
@@ -51,23 +52,9 @@ def advice_for(key: str, value: Any, given: Mapping[str, Any], is_shown: bool) -
     return advice
 
 
-@functools.cache
-def _keys_by_last_name() -> dict[str, str]:
-    """{last part: key} of the keys of the default components, if no other key ends like it."""
-    from pretrax.config.problems import known_keys
-    from pretrax.config.registry import DEFAULTS, options_model
-
-    keys = [f'{kind}.{key}' for kind, name in DEFAULTS.items() for key in known_keys(options_model(kind, name))]
-    keys += ['optimizer.learning_rate', 'optimizer.weight_decay']
-    last = collections.Counter(key.rpartition('.')[2] for key in keys)
-    return {key.rpartition('.')[2]: key for key in keys if last[key.rpartition('.')[2]] == 1}
-
-
 def assignment(key: str, value: Any) -> str:
     """`optimizer.learning_rate=0.001`, as on a command line."""
-    from pretrax.config.show import value_text
-
-    text = value_text(value)
+    text = value if isinstance(value, str) else json.dumps(value)
     return f'{key}={text}' if len(text) <= 60 else f'{key}=...'
 
 

@@ -3,7 +3,9 @@
 A `Problem` has a key but no file; `report` adds the origin of each key, and prints at most ten lines.
 """
 
+import collections
 import difflib
+import functools
 import json
 import re
 import textwrap
@@ -140,7 +142,9 @@ def from_validation(
             beside = [*section.model_fields, *(['extends'] if len(path) == 1 else [])] if section else []
             names_of = getattr(_model_at(model, path[:1], given), 'nested_names', None)
             nested = names_of(_at(given, path[:1])) if names_of and len(path) > 1 else {}
-            advice = advice_for(str(path[-1]), _at(given, path), given, not _reference(path, references))
+            advice = advice_for(
+                str(path[-1]), _at(given, path), given, keys_by_last_name(model), not _reference(path, references)
+            )
             problems[path] = unknown(path, beside, known_keys(model), nested, advice)
         elif detail['type'] == 'missing':
             problems[path] = Problem(path, 'is missing and has no default', _describe(model, path, given))
@@ -197,6 +201,18 @@ def known_keys(model: type[pydantic.BaseModel] | OneOf, prefix: str = '') -> lis
         if section := _section(field.annotation):
             keys += known_keys(section, f'{prefix}{name}.')
     return keys
+
+
+@functools.cache
+def keys_by_last_name(model: type[pydantic.BaseModel]) -> dict[str, str]:
+    """{last part: key} of sections with components, and of the default component; without parts that two keys share."""
+    keys = []
+    for name, field in model.model_fields.items():
+        section = _section(field.annotation)
+        if section is not None and hasattr(section, 'options_of'):
+            keys += [f'{name}.{key}' for inner in (section, section.options_of({})) for key in known_keys(inner)]
+    last = collections.Counter(key.rpartition('.')[2] for key in keys)
+    return {part: key for key in keys if last[part := key.rpartition('.')[2]] == 1}
 
 
 def _fields(model: type[pydantic.BaseModel], given: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pretrax.config import registry
 from pretrax.config.batch_sizes import BatchSize, batch_sizes, problems_of
 from pretrax.config.one_of import OneOf
 from pretrax.config.other_tools import advice_for
-from pretrax.config.problems import ProblemsError, known_keys, mistake, nearest, shown, unknown
+from pretrax.config.problems import ProblemsError, keys_by_last_name, known_keys, mistake, nearest, shown, unknown
 from pretrax.errors import UserError
 from pretrax.infer.sampling_settings import SETTINGS, Temperature, TopK, TopP
 from pretrax.storage import BucketPath, locate
@@ -116,7 +116,7 @@ class Component(Section):
         anywhere = known_keys_elsewhere(cls)
         nested = cls.nested_names(values)
         strangers = [
-            unknown((key,), valid, anywhere, nested, advice_for(key, options[key], {}, True))
+            unknown((key,), valid, anywhere, nested, advice_for(key, options[key], {}, keys_by_last_name(RunConfig)))
             for key in options
             if key not in valid
         ]
@@ -628,6 +628,11 @@ class RunConfig(Section):
     def references(self) -> Mapping[tuple[str | int, ...], str]:
         """The text of each value that comes from the environment, such as '${oc.env:SCRATCH}/run'."""
         return self._references
+
+    @property
+    def start(self) -> str | None:
+        """The path in `init_from`."""
+        return self.init_from.path if isinstance(self.init_from, InitFrom) else self.init_from
 
     @property
     def notes(self) -> tuple[str, ...]:

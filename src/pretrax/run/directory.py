@@ -79,12 +79,18 @@ class RunDirectory:
 def open_directory(run_dir: AnyPath, lease_seconds: float, report: Report) -> Iterator[RunDirectory]:
     """Locks the run directory, and fetches and uploads that of a bucket. Raises UserError if that is not possible."""
     local = local_directory(run_dir)
+    is_new = not local.exists()
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(lock_run(local, report, run_dir)) if is_first_process() else None
         if lock is not None:
             join_copied(local)
         if not isinstance(run_dir, BucketPath):
-            yield RunDirectory(local, lock)
+            try:
+                yield RunDirectory(local, lock)
+            except UserError:
+                if is_new and is_first_process():
+                    _remove_unused(local)
+                raise
             return
         directory = dataclasses.replace(_open_bucket(run_dir, local, lease_seconds, report, stack), lock=lock)
         try:
@@ -104,6 +110,13 @@ def open_directory(run_dir: AnyPath, lease_seconds: float, report: Report) -> It
                 f'nothing is lost: what is not uploaded is in {local}\n'
                 'run the same command again on this machine when the bucket can be reached'
             ) from error
+
+
+def _remove_unused(directory: pathlib.Path) -> None:
+    """Removes a directory in which a mistake left only the lock file."""
+    if [path.name for path in directory.iterdir()] == [FILE]:
+        (directory / FILE).unlink()
+        directory.rmdir()
 
 
 def _open_bucket(

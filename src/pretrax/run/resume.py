@@ -1,16 +1,19 @@
 """Checks before a run is resumed: one process at a time, a writable directory, the same configuration and data."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pretrax.checkpoint import DamagedError, read_description, steps_in
-from pretrax.config import RunConfig, diff, from_manifest, may_change_on_resume
+from pretrax.config import RunConfig, diff, from_manifest, may_change_on_resume, registry
 from pretrax.config.batch import same_until
 from pretrax.errors import OF_THE_SYSTEM, Report, UserError, disk_fix
+from pretrax.observe.trackers import check_trackers
+from pretrax.run.processes import is_first_process
 from pretrax.run.saving import had_checkpoints
 from pretrax.storage import AnyPath
 from pretrax.storage.connection import BucketError
@@ -73,7 +76,9 @@ def writable(directory: AnyPath) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in OF_THE_SYSTEM or isinstance(error, BucketError):
+        # A directory under /proc cannot be created: "No such file or directory".
+        is_refused = error.errno == errno.ENOENT and error.filename == str(directory)
+        if not (error.errno in OF_THE_SYSTEM or is_refused) or isinstance(error, BucketError):
             raise
         path = pathlib.Path(os.path.abspath(str(error.filename2 or error.filename or directory)))
         if isinstance(directory, pathlib.Path) and not path.is_relative_to(directory.absolute()):  # of the data
@@ -81,6 +86,24 @@ def writable(directory: AnyPath) -> Iterator[None]:
         raise UserError(
             f'run_dir: {directory} cannot be used: {error.strerror} ({path})\n{disk_fix(error)}: run_dir=PATH'
         ) from error
+
+
+def check_before_start(run_dir: AnyPath, trackers: Mapping[str, str | bool], model: str, start: str | None) -> None:
+    """Finds mistakes that need neither the data nor the devices, before anything is written.
+
+    Args:
+        run_dir: of the run; one with a checkpoint needs no `start`.
+        trackers: that the run starts.
+        model: the name of its model.
+        start: the path in `init_from`.
+
+    Raises:
+        UserError: a package of a tracker is missing, or there is no checkpoint to start from.
+    """
+    if is_first_process():
+        check_trackers(trackers)
+    if start is not None and _newest_description(run_dir / 'checkpoints') is None:
+        registry.section_of_checkpoint('model', model, start)
 
 
 def check_unchanged(config: RunConfig, allow_changes: bool, report: Report) -> None:

@@ -16,7 +16,7 @@ from pretrax.run.compiled_step import Step
 from pretrax.run.contracts import check_behavior, keeping_traceback
 from pretrax.run.directory import RunDirectory, open_directory
 from pretrax.run.processes import exiting_on_error, is_first_process, join_processes
-from pretrax.run.resume import check_unchanged, writable
+from pretrax.run.resume import check_before_start, check_unchanged, writable
 from pretrax.run.saving import open_checkpoints
 from pretrax.run.setup import Run, prepare_and_report
 from pretrax.run.start import Start, restore_or_start
@@ -50,6 +50,7 @@ def open_session(config: RunConfig, allow_changes: bool, verbose: bool, progress
     with exiting_on_error(config.faults.heartbeat_seconds):
         join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
         report: Report = progress.message if is_first_process() else lambda text: None
+        check_before_start(config.run_dir, config.log.trackers(), config.model.name, config.start)
         with (
             open_directory(config.run_dir, config.faults.lease_seconds, report) as directory,
             keeping_traceback(directory.local),

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -212,6 +212,17 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     local = mesh.local_devices[0] if devices is None else None
     check_host_memory(local, config.memory.offload)
     dtype, compute, dtype_reason = _compute_dtype(config.precision.compute, mesh.devices.flat[0])
+
+    def passes(size: BatchSize) -> int:
+        return sequences_per_device(size, mesh.shape) // micro_batch_size(size, mesh.shape)
+
+    def model_of(size: BatchSize, data: Source | _AssumedData) -> Model:
+        return _checked_model(config, size, data, mesh, dtype, passes(size), host_memory=has_host_memory(local))
+
+    if config.model.name == DEFAULTS['model'] and config.distill is None:
+        # What does not fit the mesh is found before the text is tokenized. Other models may need more of the data.
+        for size in config.batch.sizes.values():
+            model_of(size, _assumed_data(config.model.options, config.data.options))
     source = open_source(config, report)
     if devices is None:
         check_same_data(source)
@@ -222,9 +233,8 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     components = {kind: Component.registered(kind, getattr(config, kind).name) for kind in DEFAULTS}
 
     def prepare_size(size: BatchSize) -> Run:
-        micro_batches = sequences_per_device(size, mesh.shape) // micro_batch_size(size, mesh.shape)
-        model = _checked_model(config, size, source, mesh, dtype, micro_batches, host_memory=has_host_memory(local))
-        recipe = _build_recipe(config, model, 1 if mesh.shape['p'] > 1 else micro_batches)
+        model = model_of(size, source)
+        recipe = _build_recipe(config, model, 1 if mesh.shape['p'] > 1 else passes(size))
         with jax.set_mesh(mesh), components['optimizer'].running('init'):
             check_init(config.model.name, model)
             like = abstract_state(recipe)
@@ -311,6 +321,20 @@ def prepare_and_report(config: RunConfig, report: Report, verbose: bool) -> tupl
     return run, startup
 
 
+class _AssumedData(NamedTuple):
+    """What a model needs to know of data that is not prepared yet."""
+
+    vocab_size: int
+    largest_token: int | None = None
+    documents_per_row: int | None = 1
+
+
+def _assumed_data(*options: Any) -> _AssumedData:
+    """Data of the vocabulary that the options of the model or of the data state."""
+    sizes = (getattr(each, 'vocab_size', None) for each in options)
+    return _AssumedData(next((size for size in sizes if isinstance(size, int)), 1 << 15))
+
+
 def open_source(config: RunConfig, report: Report) -> Source:
     """Opens the data. The first process prepares it; the others then find it prepared."""
     directory, longest = working_directory(config.run_dir) / 'data', config.batch.largest.sequence_length
@@ -358,7 +382,7 @@ def build_model(config: RunConfig, request: ModelRequest) -> Model:
 def _checked_model(
     config: RunConfig,
     size: BatchSize,
-    source: Source,
+    source: Source | _AssumedData,
     mesh: Mesh,
     dtype: Any,
     micro_batches: int,

@@ -57,6 +57,13 @@ def locate(text: str, directory: AnyPath | None = None) -> AnyPath:
     return BucketPath(f'{scheme}://{text[match.end() :]}')
 
 
+def locate_run(text: str) -> AnyPath:
+    """The path of a text, as `locate`. A name without a path that does not exist here may be that of `runs/NAME`."""
+    path = locate(text)
+    named = Path('runs') / text if path == Path(text) and path.name == text else None
+    return named if named is not None and named.is_dir() and not path.exists() else path
+
+
 def locate_local(text: str) -> Path:
     """The path of a text, as `locate`. Raises UserError as it does, and for a bucket."""
     path = locate(text)

@@ -18,7 +18,7 @@ from pretrax.huggingface.files import find
 from pretrax.huggingface.model import KEPT, TOKENIZER
 from pretrax.model.choices import TransformerOptions
 from pretrax.model.option_names import dotted, nest
-from pretrax.storage import AnyPath, BucketPath, locate
+from pretrax.storage import AnyPath, BucketPath, locate_run
 from pretrax.system.json_file import read_json
 
 HF = 'hf:'
@@ -109,7 +109,7 @@ class SavedModel:
 
 def open_saved(path: str | AnyPath) -> SavedModel:
     """Opens a checkpoint, or the newest one of a run or of its `checkpoints`. Raises UserError if there is none."""
-    directory, step = find_checkpoint(locate(path) if isinstance(path, str) else path)
+    directory, step = find_checkpoint(locate_run(path) if isinstance(path, str) else path)
     return SavedModel(directory, step, read_description(directory, step))
 
 
@@ -148,10 +148,10 @@ def decoder_options(section: dict[str, Any], where: str) -> TransformerOptions:
 
 
 def _open_named(place: str, key: str) -> SavedModel:
-    path = locate(place)
+    path = locate_run(place)
     try:
         return open_saved(path)
     except UserError as error:
-        is_hub = (path / 'config.json').is_file()
-        hint = f'\nfor a Hugging Face checkpoint write {key}: {HF}{place}' if is_hub else ''
+        is_hub = not path.exists() or (path / 'config.json').is_file()
+        hint = f'\nfor a Hugging Face checkpoint write {key}={HF}{place}' if is_hub else ''
         raise UserError(f'{key}: {place} is neither a checkpoint nor a run with one{hint}') from error

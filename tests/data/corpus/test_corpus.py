@@ -3,11 +3,13 @@
 import json
 import pickle
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection, shards
 from pretrax.data.corpus.listing import find_files
+from pretrax.errors import UserError
 
 TEXTS = st.text(st.characters(exclude_categories=['Cs']), max_size=40)
 
@@ -39,3 +41,20 @@ def test_shards_together_are_the_corpus(tmp_path_factory, files, n, deduplicate,
     blank = sum(1 for number in range(len(files)) if number % 2 and not files[number])
     assert total.read == len(everything) + blank == total.kept + total.left_out.total()
     assert sum(shard.size for shard in parts) == sum(max(1, file.size) for file in corpus.files)
+
+
+@pytest.mark.parametrize(
+    ('name', 'first', 'what'),
+    [
+        ('a.pdf', b'%PDF-1.7\n%\xe2\xe3\xcf\xd3\n', 'a PDF document, not text'),
+        ('a.png', b'\x89PNG\r\n\x1a\n', 'an image .PNG., not text'),
+        ('a.jpg', b'\xff\xd8\xff\xe0\x00\x10JFIF', 'an image .JPEG., not text'),
+        ('a.docx', b'PK\x03\x04\x14\x00\xff', 'a ZIP archive'),
+        ('a.txt', b'\x28\xb5\x2f\xfd\x04\x00\xff', 'compressed by zstd'),
+        ('b.txt', b'\x1f\x8b\x08\x00', 'compressed by gzip'),
+    ],
+)
+def test_the_message_names_a_file_that_is_not_text(name, first, what, tmp_path):
+    (tmp_path / name).write_bytes(first * 9)
+    with pytest.raises(UserError, match=f'{name}.*: {what}'):
+        list(Corpus(find_files(str(tmp_path / name))).documents(RowCounts()))

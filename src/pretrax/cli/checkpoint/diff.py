@@ -37,9 +37,9 @@ def diff(
 ) -> None:
     from pretrax.checkpoint import find_checkpoint, read_manifest
     from pretrax.config import ABSENT, diff_values, upgraded
-    from pretrax.storage import locate
+    from pretrax.storage import locate_run
 
-    places = [find_checkpoint(locate(path)) for path in (one, other)]
+    places = [find_checkpoint(locate_run(path)) for path in (one, other)]
     before, after = (read_manifest(*place) for place in places)
     print(f'{one}: step {before.step:,}\n{other}: step {after.step:,}')
     configs = [upgraded(manifest.description.get('config') or {}) for manifest in (before, after)]

@@ -23,9 +23,9 @@ def export_weights(
     from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description
     from pretrax.huggingface.tensor_files import TensorFiles, new_directory
     from pretrax.model.weights import BUFFERS
-    from pretrax.storage import locate
+    from pretrax.storage import locate, locate_run
 
-    directory, step = find_checkpoint(locate(path))
+    directory, step = find_checkpoint(locate_run(path))
     description = read_description(directory, step)
     weights = CheckpointWeights(directory, step)
     stored = NAMES[dtype]

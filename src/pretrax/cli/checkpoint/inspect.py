@@ -17,9 +17,9 @@ def inspect(
     from pretrax.amounts import size
     from pretrax.checkpoint import find_checkpoint, read_manifest
     from pretrax.checkpoint.manifest import shape_text
-    from pretrax.storage import locate
+    from pretrax.storage import locate_run
 
-    directory, step = find_checkpoint(locate(path))
+    directory, step = find_checkpoint(locate_run(path))
     manifest = read_manifest(directory, step)
     description = dict(manifest.description)
     config = description.pop('config', None)

@@ -17,9 +17,9 @@ def list_(run: str = argument('The directory of a run: runs/NAME.', metavar='RUN
     from pretrax.checkpoint import DamagedError, Manifest, check_sizes, checkpoints_of, steps_in
     from pretrax.checkpoint.keep import is_good
     from pretrax.checkpoint.manifest import MANIFEST, UNFINISHED
-    from pretrax.storage import locate
+    from pretrax.storage import locate_run
 
-    directory = checkpoints_of(locate(run))
+    directory = checkpoints_of(locate_run(run))
     found: dict[int, Manifest | str] = {}
     for step in steps_in(directory):
         try:

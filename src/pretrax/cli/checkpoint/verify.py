@@ -13,10 +13,10 @@ def verify(
     from pretrax.amounts import size
     from pretrax.checkpoint import DamagedError, checkpoints_of, find_checkpoint, is_checkpoint, steps_in
     from pretrax.checkpoint import verify as read_and_compare
-    from pretrax.storage import locate
+    from pretrax.storage import locate_run
 
     damaged: list[str] = []
-    for path in map(locate, paths):
+    for path in map(locate_run, paths):
         directory, newest = find_checkpoint(path)
         for step in [newest] if is_checkpoint(path) else steps_in(checkpoints_of(path)):
             place = directory / str(step)

@@ -208,6 +208,23 @@ def refuse_changed(file: TextFile, afterwards: bool = False) -> None:
         )
 
 
+# The first bytes of files that are not text.
+_NOT_TEXT = {
+    b'%PDF-': 'a PDF document',
+    b'\x89PNG': 'an image (PNG)',
+    b'\xff\xd8\xff': 'an image (JPEG)',
+    b'GIF8': 'an image (GIF)',
+    b'RIFF': 'an image, a sound or a film (RIFF)',
+    b'PK\x03\x04': 'a ZIP archive, such as .docx, .xlsx or .epub',
+    b'\xd0\xcf\x11\xe0': 'a document of Microsoft Office',
+    b'\x1f\x8b': 'compressed by gzip, although its name does not end in .gz',
+    b'\x28\xb5\x2f\xfd': 'compressed by zstd, although its name does not end in .zst',
+    b'SQLite format': 'a database (SQLite)',
+    b'\x7fELF': 'a program',
+    b'\x93NUMPY': 'an array of NumPy',
+}
+
+
 def _record(line: bytes, origin: str) -> dict[str, Any]:
     if len(line) > _LONG and (n_bytes := len(_STRING.sub(b'', line))) > _LONG:
         raise UserError(
@@ -242,6 +259,8 @@ def _decode(raw: bytes, encoding: str, origin: str) -> str:
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:
+        if (content := next((name for magic, name in _NOT_TEXT.items() if raw.startswith(magic)), None)) is not None:
+            raise UserError(f'{origin}: {content}, not text\n  write its text to a .txt file first') from None
         bad = raw[error.start : error.start + 4].hex(' ')
         utf_16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         raise UserError(

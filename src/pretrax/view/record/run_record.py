@@ -21,7 +21,7 @@ from pretrax.errors import UserError, system_errors
 from pretrax.observe.attempts import Attempt, attempts_of, is_time, read_attempts
 from pretrax.observe.metrics import EVALUATIONS
 from pretrax.observe.samples import FILE as SAMPLES
-from pretrax.storage import AnyPath, BucketPath, locate
+from pretrax.storage import AnyPath, BucketPath, locate_run
 from pretrax.storage.parts import open_joined
 from pretrax.system.json_file import parse_json
 from pretrax.system.line_files import read_lines
@@ -210,7 +210,7 @@ def read_run(run: str | AnyPath, files: pathlib.Path | None = None) -> RunRecord
 
 def run_directory(run: str | AnyPath) -> AnyPath:
     """The directory of a run that was given as a directory or as its metrics.jsonl."""
-    path = locate(run) if isinstance(run, str) else run
+    path = locate_run(run) if isinstance(run, str) else run
     return path.parent if path.suffix == '.jsonl' else path
 
 
