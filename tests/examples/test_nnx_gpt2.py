@@ -3,6 +3,7 @@
 import importlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +54,7 @@ def in_nnx(w):
     norm = lambda scale, bias: {'scale': scale, 'bias': bias}  # noqa: E731
     blocks = {}
     for i in range(1):
-        x = jax.tree.map(lambda stacked, i=i: stacked[i], w.layers)
+        x = SimpleNamespace(**jax.tree.map(lambda stacked, i=i: stacked[i], w.layers).named())
         qkv = np.concatenate([p.reshape(32, 32) for p in (x.q, x.k, x.v)], axis=1)
         qkv_bias = np.concatenate([p.reshape(32) for p in (x.q_bias, x.k_bias, x.v_bias)])
         blocks[str(i)] = {

@@ -124,7 +124,8 @@ def from_validation(
     problems: dict[Path, Problem] = {}
     expected: dict[Path, list[str]] = {}
     for detail in error.errors(include_url=False):
-        path = _real_path(detail['loc'], given, detail['type'])
+        loc = detail['loc']
+        path = _real_path(loc, given, detail['type'])
         cause = detail.get('ctx', {}).get('error')
         if detail['type'] == 'default_factory_not_called':  # caused by the problem of another key
             continue
@@ -142,9 +143,8 @@ def from_validation(
             beside = [*section.model_fields, *(['extends'] if len(path) == 1 else [])] if section else []
             names_of = getattr(_model_at(model, path[:1], given), 'nested_names', None)
             nested = names_of(_at(given, path[:1])) if names_of and len(path) > 1 else {}
-            advice = advice_for(
-                str(path[-1]), _at(given, path), given, keys_by_last_name(model), not _reference(path, references)
-            )
+            is_shown = not _reference(path, references)
+            advice = advice_for(str(loc[-1]), _at(given, path), given, keys_by_last_name(model), is_shown)
             problems[path] = unknown(path, beside, known_keys(model), nested, advice)
         elif detail['type'] == 'missing':
             problems[path] = Problem(path, 'is missing and has no default', _describe(model, path, given))
@@ -209,8 +209,9 @@ def keys_by_last_name(model: type[pydantic.BaseModel]) -> dict[str, str]:
     keys = []
     for name, field in model.model_fields.items():
         section = _section(field.annotation)
-        if section is not None and hasattr(section, 'options_of'):
-            keys += [f'{name}.{key}' for inner in (section, section.options_of({})) for key in known_keys(inner)]
+        if options_of := getattr(section, 'options_of', None):
+            sections: tuple[Any, ...] = section, options_of({})
+            keys += [f'{name}.{key}' for inner in sections for key in known_keys(inner)]
     last = collections.Counter(key.rpartition('.')[2] for key in keys)
     return {part: key for key in keys if last[part := key.rpartition('.')[2]] == 1}
 
