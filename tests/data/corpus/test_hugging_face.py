@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import socket
+import urllib.request
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -175,3 +177,22 @@ def test_a_directory_of_save_to_disk_that_changes_is_refused(tmp_path):
     rows.select(range(5)).save_to_disk(tmp_path / 'one')
     with pytest.raises(UserError, match='the dataset has changed since this run started'):
         list(whole.documents())
+
+
+def test_a_dataset_of_the_hub_without_a_network_is_two_lines(tmp_path, monkeypatch):
+    datasets = pytest.importorskip('datasets')
+
+    def unknown_host(host, port):
+        assert host == 'huggingface.co'
+        raise socket.gaierror(-2, 'Name or service not known')
+
+    monkeypatch.setattr(socket, 'getaddrinfo', unknown_host)
+    monkeypatch.setattr(urllib.request, 'getproxies', dict)
+    monkeypatch.setattr(datasets.config, 'HF_ENDPOINT', 'https://huggingface.co')
+    monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', str(tmp_path))
+    with pytest.raises(UserError) as refused:
+        find_dataset('hf:some/texts', HuggingFaceOptions())
+    first, second = str(refused.value).splitlines()
+    assert 'hf:some/texts' in first
+    assert 'no network to huggingface.co' in first
+    assert 'hf:DIRECTORY' in second

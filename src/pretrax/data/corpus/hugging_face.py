@@ -10,6 +10,9 @@ import hashlib
 import itertools
 import json
 import os
+import socket
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -146,6 +149,8 @@ def _load(name: str, options: HuggingFaceOptions) -> tuple[Any, str]:
     datasets: Any = library  # its stubs need a literal `streaming`
     if saved := [path for path in (Path(name) / file for file in _SAVED) if path.is_file()]:
         return _load_saved(datasets, saved[0], options)
+    if not Path(name).is_dir():
+        _check_hub(datasets, name)
     try:
         which: dict[str, Any] = {'name': options.configuration, 'revision': options.revision}
         builder = datasets.load_dataset_builder(name, **which)
@@ -156,6 +161,20 @@ def _load(name: str, options: HuggingFaceOptions) -> tuple[Any, str]:
         return datasets.load_dataset(name, **which, split=options.split, streaming=options.streaming), version
     except Exception as error:
         raise _refusal(f'{PREFIX}{name}', error) from error
+
+
+def _check_hub(datasets: Any, name: str) -> None:
+    """Raises UserError if the Hub has no address here and the dataset no copy; `datasets` would retry for 25 s."""
+    host = urllib.parse.urlsplit(datasets.config.HF_ENDPOINT).hostname
+    copy = Path(datasets.config.HF_DATASETS_CACHE) / name.replace('/', '___')
+    try:
+        if not urllib.request.getproxies() and not copy.is_dir():
+            socket.getaddrinfo(host, 443)
+    except OSError:
+        raise UserError(
+            f'{PREFIX}{name}: this machine has no network to {host}, and no copy of the dataset\n'
+            f'  copy the dataset to a directory, and write {PREFIX}DIRECTORY'
+        ) from None
 
 
 def _each_once(data_files: Mapping[Any, Sequence[str]]) -> dict[str, list[str]]:
