@@ -7,7 +7,7 @@ Compiles steps of a few layers with the compilers of absent devices (10 to 60 s 
 `pretrax.hlo.schedule`, and writes results/schedule.json after each row. Finished rows are skipped. It prints the
 table of docs/scaling.md: communication, exposed communication and the whole step, as compiled and as `pretrax plan`
 predicts them. The rows in `LEFT_OUT` were not used to set the constants of the prediction. `--predict` compiles
-nothing. Seconds come from peaks and bandwidths; nothing is measured. `tests/plan/test_exposed.py` compares the two.
+nothing. Seconds come from peaks and bandwidths; nothing is measured. `tests/cost/test_exposed.py` compares the two.
 """
 
 import argparse

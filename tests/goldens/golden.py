@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 from pretrax.huggingface.configs import BY_TYPE, read_options
 from pretrax.huggingface.names import TABLES
 from pretrax.huggingface.weights import HuggingFaceWeights
-from pretrax.model import transformer
 from pretrax.model.loss import Batch
+from pretrax.model.transformer import Transformer
 from small import transformer as decoder
 
 LOGITS = 1e-4  # relative, in f32: what counts as equal
@@ -105,9 +105,9 @@ def relative(a, b):
 
 def captured_logits(monkeypatch):
     """From now on the terms of a loss have the logits, as the loss gets them, among them."""
-    plain = transformer.loss_terms
+    plain = Transformer.token_terms
 
     def with_logits(logits, *more):
         return plain(logits, *more) | {'logits': logits}
 
-    monkeypatch.setattr(transformer, 'loss_terms', with_logits)
+    monkeypatch.setattr(Transformer, 'token_terms', staticmethod(with_logits))

@@ -209,7 +209,7 @@ def test_numbers_that_are_not_finite_are_reported(values, tmp_path):
         ({'init_from': LLAMA, 'model': {}}, "vocab_size = 96 is smaller than the tokenizer's 300"),
         ({'init_from': 'hf:/nowhere', 'model': {}}, 'neither a directory nor the id of a hub repository'),
         ({'init_from': 'nowhere', 'model': {}}, 'nowhere is neither a checkpoint nor a run with one'),
-        ({'init_from': str(GOLDENS / 'llama2'), 'model': {}}, 'write init_from: hf:'),
+        ({'init_from': str(GOLDENS / 'llama2'), 'model': {}}, 'write init_from=hf:'),
     ],
 )
 def test_what_does_not_fit_is_refused(values, changes, message):

@@ -337,7 +337,7 @@ def _check_loss(component: Component, run: 'Run') -> None:
         return {}
 
     with component.running('loss', code):
-        jax.eval_shape(trace, run.like.weights, run.abstract_batch())
+        jax.eval_shape(lambda weights, batch: trace(on_device(weights), batch), run.like.weights, run.abstract_batch())
     terms, counts = returned[-1]
     expected = "{'nll': (numerator, denominator)}: sums over this device's tokens, such as loss_terms returns"
     component.require(isinstance(terms, dict) and terms, f'loss returned {describe(terms)}', expected, code)
@@ -426,7 +426,7 @@ def _check_causality(component: Component, run: 'Run', state: TrainState) -> Non
 def _traced(function: Callable[..., Any], *arguments: Any) -> Any:
     """What a function returns when it is traced: arrays have shapes and no values. Other results stay as they are."""
     returned = []
-    jax.eval_shape(lambda *values: returned.append(function(*values)), *arguments)
+    jax.eval_shape(lambda *values: returned.append(function(*on_device(values))), *arguments)
     return returned[0]
 
 
