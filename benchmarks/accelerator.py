@@ -7,8 +7,8 @@
 
 Every part is a process of its own, so the two frameworks never hold the device at the same time. The result of each
 part is written at once to `<out>/accelerator-<device>.json`; the next call resumes from this file, and the table is
-made from it. Nothing is downloaded. A machine with JAX, Optax and PyTorch may lack pydantic: `--make-wheels DIR`
-downloads its wheels on a machine with a network, and `--wheels DIR` uses them on a machine without one.
+made from it. Nothing is downloaded. A machine with JAX, Optax and PyTorch may lack pydantic and PyYAML: `--make-wheels DIR`
+downloads their wheels on a machine with a network, and `--wheels DIR` uses them on a machine without one.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from torch_environment import BenchmarkError, has_torch  # noqa: E402
 from pretrax.cost.devices import lookup  # noqa: E402
 from pretrax.cost.flops import FORMULA_VERSION, Flops, count_flops  # noqa: E402
 
-WHEELS = ('pydantic', 'pydantic-core', 'annotated-types', 'typing-inspection')
+WHEELS = ('pydantic', 'pydantic-core', 'annotated-types', 'typing-inspection', 'pyyaml')
 MORE_TO_DO = 75
 SETTINGS = {'learning_rate': 1e-3, 'weight_decay': 0.1, 'b1': 0.9, 'b2': 0.95, 'eps': 1e-8, 'clip_norm': 1.0}
 TOLERANCE = {'f32': 2e-4, 'bf16': 2e-2}  # nats, over the first steps from the same weights

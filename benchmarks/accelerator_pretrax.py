@@ -3,7 +3,7 @@
     python benchmarks/accelerator_pretrax.py '{"kind": "device"}'
 
 It trains with the step of `pretrax train` on one device, built from its parts and not from a configuration. So it needs
-only JAX, Optax and pydantic of all that pretrax installs.
+only JAX, Optax, pydantic and PyYAML of all that pretrax installs.
 
 Letters: B batch, L length, M d_model, H heads, D head, N and K the sizes of a product.
 """

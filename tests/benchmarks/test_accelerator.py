@@ -19,7 +19,7 @@ THERE = {
     'etils', 'cloudpickle', 'filelock', 'fsspec', 'pygments', 'packaging', 'flatbuffers',
     'zstandard',  # optional for JAX
 }  # fmt: skip
-CARRIED = {'pydantic', 'pydantic_core', 'annotated_types', 'typing_inspection'}
+CARRIED = {'pydantic', 'pydantic_core', 'annotated_types', 'typing_inspection', 'yaml'}
 
 
 @pytest.fixture(scope='module')

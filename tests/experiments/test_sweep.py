@@ -49,7 +49,7 @@ def test_a_sweep_without_changes_has_one_row(sweep):
         ({'grid': {'model.n_layers': 2}}, r'grid.*model.n_layers.* is 2; expected a list'),
         ({'grid': {'model.n_layers': []}}, r'is an empty list; expected the values to try'),
         ({'grid': {'model.n_layer': [2]}},
-        r'(?s)row 1 \(model.n_layer=2\) is not a valid configuration:\n.*did you mean n_layers'),
+        r'(?s)row 1 \(model.n_layer=2\) is not a valid configuration:\n.*write model.n_layers=2'),
         ({'rows': [{}, {'batch.tokens': 65}]}, r'(?s)row 2 \(batch.tokens=65\) .*expected a multiple of batch.seq'),
         ({'rows': [{'name': 'mine'}]}, r'row 1: a row cannot set name'),
         ({'rows': [{'devices': 0}]}, r'row 1: devices is 0; expected a number of devices'),

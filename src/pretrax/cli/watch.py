@@ -13,10 +13,8 @@ from pretrax.option import argument, option
 
 
 def watch(
-    runs: tuple[str, ...] | None = argument(
-        'Runs, or directories of runs, on a disk or in a bucket; without any, those in runs/.',
-        default=None,
-        metavar='RUN...',
+    runs: tuple[str, ...] = argument(
+        'Runs, or directories of runs, on a disk or in a bucket. [default: runs]', default=(), metavar='[RUN]...'
     ),
     terminal: bool = option('Show the runs in the terminal; in a pipe, print lines.', default=False),
     host: str = option('Address to listen on; others than 127.0.0.1 need --api-key-file.', default='127.0.0.1'),

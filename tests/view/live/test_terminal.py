@@ -15,6 +15,8 @@ import pytest
 import rich.console
 
 from live_server import WrittenRun
+from pretrax.cli import main
+from pretrax.view.live import terminal
 from pretrax.view.live.run import WatchedRun
 from pretrax.view.live.terminal import picture
 
@@ -125,3 +127,14 @@ def test_a_terminal_is_drawn_again_and_ctrl_c_leaves_the_last_picture_and_code_0
         finally:
             process.kill()
             os.close(master)
+
+
+def test_without_arguments_the_directory_runs_is_watched(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'runs' / 'one').mkdir(parents=True)
+    (tmp_path / 'runs' / 'one' / 'metrics.jsonl').write_text('{"step": 1, "loss": 2.0}\n')
+    watched = []
+    monkeypatch.setattr(terminal, 'watch_in_terminal', lambda places: watched.extend(places.look()[0]))
+    with pytest.raises(SystemExit):
+        main(['watch', '--terminal'])
+    assert [str(run.path) for run in watched] == ['runs/one']
