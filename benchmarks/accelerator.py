@@ -8,7 +8,8 @@
 Every part is a process of its own, so the two frameworks never hold the device at the same time. The result of each
 part is written at once to `<out>/accelerator-<device>.json`; the next call resumes from this file, and the table is
 made from it. Nothing is downloaded. A machine with JAX, Optax and PyTorch may lack pydantic and PyYAML:
-`--make-wheels DIR` downloads their wheels on a machine with a network, and `--wheels DIR` uses them on a machine without one.
+`--make-wheels DIR` downloads their wheels on a machine with a network, and `--wheels DIR` uses them on
+a machine without one.
 """
 
 import argparse
