@@ -3,12 +3,14 @@
 import csv
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from pretrax.cli import main
 from pretrax.view import run_list
+from pretrax.view.report import write_report
 from pretrax.view.run_list import list_runs, select
 
 EVENTS = {
@@ -60,10 +62,10 @@ def called(capsys, *arguments, code=0):
 def test_the_list_has_the_numbers_of_the_files(capsys):
     head, *rows = called(capsys).splitlines()
     assert head.split('  ')[0] == 'run'
-    assert [row.split()[:8] for row in rows] == [
+    assert [row.replace(', ', ',').split()[:8] for row in rows] == [
         ['a-2', 'failed', '5/20', '25%', '0.5000', '9.0000', '4', '500'],
-        ['a-10', 'finished', '20/20', '100%', '2.0000', '1.2500', '8', '2,000'],
-        ['deep/er/b', 'lost', '12/20', '60%', '3.0000', '1.2500', '8', '1,200'],
+        ['a-10', 'finished,overfit', '20/20', '100%', '2.0000', '1.2500', '8', '2,000'],
+        ['deep/er/b', 'lost,overfit', '12/20', '60%', '3.0000', '1.2500', '8', '1,200'],
     ]
     records = json.loads(called(capsys, '--json'))
     assert (records[0]['name'], records[0]['why']) == ('a-2', 'the loss was NaN')
@@ -145,3 +147,14 @@ def test_the_runs_of_a_bucket_are_those_of_a_disk(runs, s3):
     for a, b in zip(here, there, strict=True):
         assert [getattr(a, key) for key in numbers] == [getattr(b, key) for key in numbers]
     assert [run.name for run in list_runs([f'{s3.url}/all/a-2'])] == ['a-2']
+
+
+def test_a_run_that_diverged_is_no_plain_success_in_any_list(runs, capsys):
+    rising = [{'step': step, 'loss': 6.0 if step < 30 else 58_000.0 + step} for step in range(1, 2001)]
+    write_run(runs / 'bad', rising, events=EVENTS['finished'])
+    assert re.search(r'bad +finished, diverged ', called(capsys))  # the first and the last losses of a long file
+    assert json.loads(called(capsys, '--json', '--match', 'bad'))[0]['verdict'].startswith(
+        'diverged: the loss rose from 6 '
+    )
+    write_report(runs / 'bad', runs / 'bad.html')
+    assert 'diverged: the loss rose from 6 (step 1) to 59,9' in (runs / 'bad.html').read_text()

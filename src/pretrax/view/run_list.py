@@ -12,17 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from pretrax.amounts import age
 from pretrax.errors import UserError, first_line, system_errors
 from pretrax.observe.attempts import FAILED, FINISHED, LOST, RUNNING, STOPPED, State, attempts_of, read_attempts
 from pretrax.observe.attempts import FILE as ATTEMPTS
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.parts import PART, parts_of
-from pretrax.view.record.columns import parse_columns
+from pretrax.view.record.columns import Columns, parse_columns
 from pretrax.view.record.state import state_of
+from pretrax.view.record.verdict import Losses, verdict
 
 METRICS = 'metrics.jsonl'
 _FILES = {METRICS, ATTEMPTS, 'config.yaml'}  # a directory with one of them is a run
+_HEAD = 16 * 1024  # bytes at the start of a file of metrics, which have the first losses
 _TAIL = 64 * 1024  # bytes at the end of a file of metrics, which have the newest numbers
 _SEARCHED = 8 * 1024 * 1024  # bytes at the end of a file of metrics that are searched for the best validation loss
 _DEPTH = 3  # directories below the given one
@@ -44,6 +48,7 @@ class RunSummary:
     best_step: int | None = None
     tokens_per_second: float | None = None  # tokens per second of the newest line that has one
     written: float | None = None  # when the last line was written, seconds since 1970
+    verdict: str = ''  # what is wrong with its losses, such as 'diverged: ...'
     is_partial: bool = False  # the file is so large that the best validation loss is that of its last 8 MiB
 
     @property
@@ -127,8 +132,17 @@ def _summary(name: str, path: AnyPath) -> RunSummary:
         best_step=best_step,
         tokens_per_second=metrics.last('tokens_per_second'),
         written=float(times[-1]) if len(times) else changed,
+        verdict=_verdict(content, metrics),
         is_partial=is_partial,
     )
+
+
+def _verdict(content: bytes, newest: Columns) -> str:
+    """The verdict on the first and the newest losses."""
+    parts = [newest] if len(content) <= _TAIL else [parse_columns(content[:_HEAD].rpartition(b'\n')[0]), newest]
+    columns = [losses for part in parts if (losses := Losses.of(part, 'loss'))]
+    joined = Losses(*(np.concatenate(arrays) for arrays in zip(*columns, strict=True)))
+    return verdict(joined, Losses.of(newest, 'val_loss'))
 
 
 def _best_validation(content: bytes) -> tuple[float, int] | None:
@@ -225,7 +239,7 @@ def rows_of(runs: Sequence[RunSummary], now: float | None = None) -> list[list[s
         rows.append(
             [
                 run.name,
-                run.state,
+                run.state + (f', {run.verdict.partition(":")[0]}' if run.verdict else ''),
                 f'{run.step:,}' + (f'/{run.steps:,}' if run.steps else ''),
                 '' if run.progress is None else f'{run.progress:.0%}',
                 _number(run.loss, '.4f'),

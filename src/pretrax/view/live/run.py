@@ -28,6 +28,7 @@ from pretrax.view.record.columns import Columns, parse_columns
 from pretrax.view.record.run_record import is_sample
 from pretrax.view.record.settings import parse_settings, value_of
 from pretrax.view.record.state import state_of
+from pretrax.view.record.verdict import Losses, verdict_of
 
 WAITING, REMOVED = 'waiting', 'removed'  # besides the states of observe/attempts.py
 SAMPLES, ATTEMPTS_SHOWN, MOST_EVENTS = 50, 50, 10_000  # the newest ones
@@ -195,6 +196,11 @@ class WatchedRun:
             found.append(f'cannot be read: {self._problem}')
         if is_stalled:
             found.append('stalled: no new line for much longer than usual')
+        drawn = {key: curves.by_key[key].points for key in ('loss', 'val_loss') if key in curves.by_key}
+        finite = {key: np.isfinite(points.means) for key, points in drawn.items()}  # others have lines of their own
+        losses = {key: Losses(points.steps[finite[key]], points.means[finite[key]]) for key, points in drawn.items()}
+        if text := verdict_of(losses):
+            found.append(text)
         for key, curve in curves.by_key.items():
             if curve.nonfinite:
                 step, text = curve.nonfinite[-1]

@@ -28,6 +28,7 @@ from pretrax.system.line_files import read_lines
 from pretrax.view.record.columns import Column, Columns, parse_columns
 from pretrax.view.record.settings import Setting, parse_settings, value_of
 from pretrax.view.record.state import RunState, state_of
+from pretrax.view.record.verdict import verdict_of
 
 AXES = ('step', 'tokens', 'flops', 'time')
 
@@ -122,6 +123,11 @@ class RunRecord:
         """Training FLOPs per token, with causal attention."""
         flops = self.environment.get('flops_per_token')
         return float(flops) if isinstance(flops, int | float) and flops > 0 else None
+
+    @property
+    def verdict(self) -> str:
+        """What is wrong with its losses, such as 'diverged: ...'; '' if nothing is."""
+        return verdict_of(self.metrics)
 
     @property
     def restarts(self) -> int:
