@@ -140,9 +140,9 @@ def _summary(name: str, path: AnyPath) -> RunSummary:
 def _verdict(content: bytes, newest: Columns) -> str:
     """The verdict on the first and the newest losses."""
     parts = [newest] if len(content) <= _TAIL else [parse_columns(content[:_HEAD].rpartition(b'\n')[0]), newest]
-    columns = [losses for part in parts if (losses := Losses.of(part, 'loss'))]
+    columns = [losses for part in parts if (losses := Losses.from_columns(part, 'loss'))]
     joined = Losses(*(np.concatenate(arrays) for arrays in zip(*columns, strict=True)))
-    return verdict(joined, Losses.of(newest, 'val_loss'))
+    return verdict(joined, Losses.from_columns(newest, 'val_loss'))
 
 
 def _best_validation(content: bytes) -> tuple[float, int] | None:

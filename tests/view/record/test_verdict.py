@@ -12,7 +12,9 @@ FALLING = 7 * (STEPS / 10) ** -0.15 + NOISE
 
 def said(values, validation=None):
     measured = (
-        Losses.of({}, 'val_loss') if validation is None else Losses(np.arange(1, len(validation) + 1) * 100, validation)
+        Losses.from_columns({}, 'val_loss')
+        if validation is None
+        else Losses(np.arange(1, len(validation) + 1) * 100, validation)
     )
     return verdict(Losses(STEPS[: len(values)], values), measured)
 

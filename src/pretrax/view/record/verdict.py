@@ -16,7 +16,7 @@ class Losses(NamedTuple):
     values: np.ndarray
 
     @classmethod
-    def of(cls, metrics: Mapping[str, Any], key: str) -> 'Losses':
+    def from_columns(cls, metrics: Mapping[str, Any], key: str) -> 'Losses':
         """The numbers of a key of `metrics`, whose columns have `steps` and `values`; none if it has no such key."""
         column = metrics.get(key)
         return cls(np.array([], np.int64), np.array([])) if column is None else cls(column.steps, column.values)
@@ -24,7 +24,7 @@ class Losses(NamedTuple):
 
 def verdict_of(metrics: Mapping[str, Any]) -> str:
     """The verdict on the losses and validation losses in `metrics`."""
-    return verdict(Losses.of(metrics, 'loss'), Losses.of(metrics, 'val_loss'))
+    return verdict(Losses.from_columns(metrics, 'loss'), Losses.from_columns(metrics, 'val_loss'))
 
 
 def verdict(training: Losses, validation: Losses) -> str:
