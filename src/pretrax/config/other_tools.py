@@ -30,7 +30,7 @@ def other_tools() -> OtherTools:
 
 
 def advice_for(key: str, value: Any, given: Mapping[str, Any], known: Mapping[str, str], is_shown: bool = True) -> str:
-    """What to write instead of a key that pretrax does not have; '' if the name is no other tool's.
+    """Returns the correction of a key that pretrax does not have; '' if no other tool has this name.
 
     Args:
         key: the key, without its section.

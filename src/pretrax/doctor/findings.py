@@ -1,4 +1,4 @@
-"""What a check gets, its context, and what it returns: findings."""
+"""The context that a check gets, and the findings that it returns."""
 
 import dataclasses
 import socket

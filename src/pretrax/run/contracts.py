@@ -1,4 +1,4 @@
-"""What a user's components have to return, checked before the first step. Each mistake names a line of the user's file.
+"""Checks the results of a user's components before the first step. Each message names a line of the user's file.
 
 Components of pretrax itself are not checked. The checks trace a component and compute nothing, except for
 `check_behavior`, which computes one update and two losses.
@@ -52,7 +52,7 @@ class PluginError(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """A component: `name` of the section `kind`. `factory` makes it; None: it is of pretrax, and not checked."""
+    """The component `name` of the section `kind`. `factory` makes it; it is None if pretrax does, without checks."""
 
     kind: str
     name: str
@@ -424,7 +424,7 @@ def _check_causality(component: Component, run: 'Run', state: TrainState) -> Non
 
 
 def _traced(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns when it is traced: arrays have shapes and no values. Other results stay as they are."""
+    """Traces a function and returns its result. Arrays have shapes but no values; other results stay as they are."""
     returned = []
     jax.eval_shape(lambda *values: returned.append(function(*on_device(values))), *arguments)
     return returned[0]

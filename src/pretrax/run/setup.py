@@ -279,7 +279,7 @@ def _compute_dtype(choice: str, device: Any) -> tuple[Any, ComputeDtype, str]:
 
 
 def _choices(run: Run, smaller: Sequence[Run]) -> dict[str, str]:
-    """What the model chose, the memory that this needs, and the peak that MFU is relative to."""
+    """The choices of the model, the memory that they need, and the peak that MFU is relative to."""
     memory = memory_of_run(run)
     return {
         **run.recipe.model.choices,

@@ -1,4 +1,4 @@
-"""What an option of the decoder is: its declaration, and the sections of options. No JAX here."""
+"""The declaration of an option of the decoder, and the sections of options. This module imports no JAX."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ Effect = Literal['weights', 'forward', 'training', 'nothing']
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """What an option has besides its pydantic field.
+    """The attributes of an option besides its pydantic field.
 
     Attributes:
         choice: its value if neither the configuration nor the preset nor the family gives one; `...`: it has none, or
