@@ -335,7 +335,9 @@ def _settle_warmup(values: dict[str, Any], origins: Mapping[KeyPath, str]) -> st
     if not isinstance(schedule, dict) or isinstance(steps, bool) or not isinstance(steps, int):
         return ''
     name, warmup = schedule.get('name', registry.DEFAULTS['schedule']), schedule.get('warmup')
-    if isinstance(warmup, bool) or not isinstance(warmup, int | float) or not registry.is_built_in('schedule', name):
+    if isinstance(warmup, bool) or not isinstance(warmup, int | float):
+        return ''
+    if name not in registry.names('schedule') or registry.plugin_factory('schedule', name) is not None:
         return ''
     if isinstance(warmup, float) and 0 < warmup < 1:
         settled, reason = round(warmup * steps), f'{warmup:g} of {steps} steps'

@@ -130,12 +130,6 @@ def names(kind: str) -> list[str]:
     return sorted(_components[kind])
 
 
-def is_built_in(kind: str, name: Any) -> bool:
-    """Whether a component is pretrax's own, and not a plugin's."""
-    entry = _components[kind].get(name) if isinstance(name, str) else None
-    return entry is not None and isinstance(entry.factory, str)
-
-
 def options_model(kind: str, name: str) -> type[pydantic.BaseModel] | OneOf:
     """The pydantic model of the options of a component, or those of its kinds."""
     entry = _components[kind][name]

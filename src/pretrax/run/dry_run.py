@@ -21,7 +21,7 @@ from pretrax.observe.trackers import check_trackers
 from pretrax.run.compiled_step import LoadStep, compile_step
 from pretrax.run.contracts import check_behavior
 from pretrax.run.processes import exiting_on_error, join_processes
-from pretrax.run.resume import being_trained, check_before_start, check_unchanged
+from pretrax.run.resume import being_trained, check_init_from, check_unchanged
 from pretrax.run.setup import Run, prepare_and_report
 from pretrax.run.start import restore_or_start
 from pretrax.run.validation import Evaluation
@@ -51,7 +51,7 @@ def dry_run(
         trackers = check_trackers(config.log.trackers())
         if trackers:
             report(f'trackers: {" and ".join(trackers)} would be started')
-        check_before_start(config.run_dir, config.log.trackers(), config.model.name, config.start)
+        check_init_from(config.run_dir, config.model.name, config.start)
         check_unchanged(config, allow_changes, report)
         with tempfile.TemporaryDirectory(prefix='pretrax-dry-run-') as scratch:
             elsewhere = pathlib.Path(scratch)

@@ -5,15 +5,13 @@ import errno
 import os
 import pathlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pretrax.checkpoint import DamagedError, read_description, steps_in
 from pretrax.config import RunConfig, diff, from_manifest, may_change_on_resume, registry
 from pretrax.config.batch import same_until
 from pretrax.errors import OF_THE_SYSTEM, Report, UserError, disk_fix
-from pretrax.observe.trackers import check_trackers
-from pretrax.run.processes import is_first_process
 from pretrax.run.saving import had_checkpoints
 from pretrax.storage import AnyPath
 from pretrax.storage.connection import BucketError
@@ -88,20 +86,17 @@ def writable(directory: AnyPath) -> Iterator[None]:
         ) from error
 
 
-def check_before_start(run_dir: AnyPath, trackers: Mapping[str, str | bool], model: str, start: str | None) -> None:
-    """Finds mistakes that need neither the data nor the devices, before anything is written.
+def check_init_from(run_dir: AnyPath, model: str, start: str | None) -> None:
+    """Checks that a run finds the weights that it starts from, unless it resumes.
 
     Args:
         run_dir: of the run; one with a checkpoint needs no `start`.
-        trackers: that the run starts.
         model: the name of its model.
         start: the path in `init_from`.
 
     Raises:
-        UserError: a package of a tracker is missing, or there is no checkpoint to start from.
+        UserError: there is no checkpoint to start from.
     """
-    if is_first_process():
-        check_trackers(trackers)
     if start is not None and _newest_description(run_dir / 'checkpoints') is None:
         registry.section_of_checkpoint('model', model, start)
 

@@ -196,9 +196,11 @@ class WatchedRun:
             found.append(f'cannot be read: {self._problem}')
         if is_stalled:
             found.append('stalled: no new line for much longer than usual')
-        drawn = {key: curves.by_key[key].points for key in ('loss', 'val_loss') if key in curves.by_key}
-        finite = {key: np.isfinite(points.means) for key, points in drawn.items()}  # others have lines of their own
-        losses = {key: Losses(points.steps[finite[key]], points.means[finite[key]]) for key, points in drawn.items()}
+        losses = {}
+        for key in curves.by_key.keys() & {'loss', 'val_loss'}:
+            points = curves.by_key[key].points
+            is_finite = np.isfinite(points.means)  # the others have lines of their own
+            losses[key] = Losses(points.steps[is_finite], points.means[is_finite])
         if text := verdict_of(losses):
             found.append(text)
         for key, curve in curves.by_key.items():

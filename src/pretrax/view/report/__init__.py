@@ -76,7 +76,7 @@ def render(record: RunRecord, directory: AnyPath) -> str:
         time=data['time'],
         mesh=data['mesh'],
         startup=record.startup,
-        warnings=record.warnings,
+        warnings=[*filter(None, [record.verdict]), *record.warnings],
         created=facts.moment(max([event['time'] for event in record.events], default=None)),
         figure=FIGURES,
         memory_rows=facts.memory_rows(data['memory']) if data['memory'] else [],
