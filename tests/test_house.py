@@ -107,12 +107,12 @@ STAYS, RETURNS = 15, 2
 # How many files of the source name an option of the decoder, by its last part: the median of all options.
 FILES_PER_OPTION = 9
 # All lines of the Python source. Only a new feature raises it, by what it needs; the aim is 70,000.
-SOURCE_LINES = 78_774
+SOURCE_LINES = 78_304
 # Functions with more than 7 parameters; functions of more than 60 lines; calls with more than 6 arguments by position.
 # They only go down, to none.
 LONG_SIGNATURES, LONG_FUNCTIONS, LONG_CALLS = 19, 12, 27
 # Tables in the source whose layout ruff does not touch. They only go down.
-LAID_OUT_BY_HAND = 39
+LAID_OUT_BY_HAND = 22
 SPINE = ('cli/train.py', 'run/loop.py', 'train/step.py', 'model/transformer.py')
 # Modules without a test of their own name, by the test that runs them.
 TESTED_BY = {

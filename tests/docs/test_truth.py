@@ -11,7 +11,7 @@ from pretrax.cli import main
 from pretrax.config import registry
 from pretrax.config.schema import Mesh, Precision
 from pretrax.model.choices import TransformerOptions
-from pretrax.model.families import FAMILIES
+from pretrax.model.families import FAMILY_NAMES
 from pretrax.model.option_names import RENAMED, SECTIONS
 from reference_maker.markdown import sections
 
@@ -140,7 +140,7 @@ def test_the_features_name_every_precision():
 
 def test_the_features_name_every_family():
     named = code(item('Families').partition('Logits')[0])
-    assert sorted(named) == sorted(FAMILIES)
+    assert sorted(named) == sorted(FAMILY_NAMES)
 
 
 def test_the_features_name_every_command(capsys):

@@ -11,7 +11,7 @@ from decoders import decoder_options
 from pretrax.errors import UserError
 from pretrax.model.architecture import resolve
 from pretrax.model.choices import presets
-from pretrax.model.families import FAMILIES, PRESET_NAMES
+from pretrax.model.families import FAMILY_NAMES, PRESET_NAMES
 from pretrax.model.option_names import RENAMED
 from pretrax.model.weights import layers_with
 from published import ABOUT, PUBLISHED
@@ -373,4 +373,4 @@ def test_the_report_has_every_choice():
 
 def test_the_page_has_every_preset_and_family():
     page = (Path(__file__).parents[2] / 'docs' / 'models.md').read_text()
-    assert not [name for name in (*PRESET_NAMES, *FAMILIES) if f'`{name}`' not in page]
+    assert not [name for name in (*PRESET_NAMES, *FAMILY_NAMES) if f'`{name}`' not in page]

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 from former import flat, stored_config
 from pretrax.model.architecture import KEYS
 from pretrax.model.choices import DEFAULTS, NO_ATTENTION, NO_STATES, TransformerOptions, presets
-from pretrax.model.families import FAMILIES
+from pretrax.model.families import families
 from pretrax.model.option_names import RENAMED, SECTIONS, dotted, is_former, nest
 from pretrax.model.options.feed_forward import NO_EXPERTS
 from pretrax.model.rope_scaling import RopeScaling
@@ -82,4 +82,4 @@ def test_tables_have_the_keys_of_the_configuration():
     keys = {*dotted(nest(STORED))} | LATER
     assert {*KEYS} - {'padded_vocab_size'} <= keys
     assert {*DEFAULTS, *NO_ATTENTION, *NO_EXPERTS, *NO_STATES} <= keys
-    assert {key for rows in (FAMILIES, presets()) for row in rows.values() for key in row} <= keys
+    assert {key for rows in (families(), presets()) for row in rows.values() for key in row} <= keys

@@ -6,15 +6,14 @@ transformers derives from other fields. Imports no JAX.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture
 
 Options = dict[str, Any]
-REFUSED = object()
 MOST_LAYERS = 10_000  # a larger number is damage, and would fill the memory with names of tensors
 
 
@@ -71,12 +70,13 @@ class Size(OneField):
     Args:
         field: name in config.json.
         option: name of the option.
-        null: what null means, as a function of the configuration; None: it is derived by pretrax from the other sizes.
+        if_null: the field whose value null stands for, or a multiple of it, such as '4 * n_embd'; 'derived': pretrax
+            derives it from the other sizes; None: it may not be null.
         alias: another name of the field, in files of some versions.
     """
 
     option: str
-    null: Any = REFUSED
+    if_null: str | None = None
     alias: str | None = None
 
     @property
@@ -85,10 +85,11 @@ class Size(OneField):
 
     def read(self, config: Mapping[str, Any]) -> Options:
         value = config[self.field]
-        if value is None and self.null is not REFUSED:
-            if self.null is None:
-                return {}
-            value = self.null(config)
+        if value is None and self.if_null == 'derived':
+            return {}
+        if value is None and self.if_null is not None:
+            times, _, field = self.if_null.rpartition(' * ')
+            value = int(times or 1) * whole(field, config[field])
         most = MOST_LAYERS if self.option == 'n_layers' else 2**31 - 1
         return {self.option: whole(self.field, value, most=most)}
 
@@ -157,15 +158,20 @@ class Enumerated(OneField):
                 return {self.field: value}
         return {}
 
+    @classmethod
+    def from_values(cls, field: str, values: Mapping[Any, Options]) -> Self:
+        """A field whose values correspond to these options."""
+        return cls(field, tuple(values.items()))
 
-def switch(field: str, *options: str) -> Enumerated:
-    """A field whose value, false or true, is that of these options."""
-    return Enumerated(field, tuple((value, dict.fromkeys(options, value)) for value in (False, True)))
+    @classmethod
+    def switch(cls, field: str, options: Sequence[str]) -> Self:
+        """A field whose value, false or true, is that of these options."""
+        return cls(field, tuple((value, dict.fromkeys(options, value)) for value in (False, True)))
 
-
-def only(field: str, *values: Any) -> Enumerated:
-    """A field that must have one of these values, or be absent."""
-    return Enumerated(field, tuple((value, {}) for value in values))
+    @classmethod
+    def only(cls, field: str, values: Sequence[Any]) -> Self:
+        """A field that must have one of these values, or be absent."""
+        return cls(field, tuple((value, {}) for value in values))
 
 
 @dataclass(frozen=True)
@@ -173,7 +179,7 @@ class Lacking(OneField):
     """A field of a part that pretrax does not have. The values are those with which the class does not have it."""
 
     part: str
-    values: tuple[Any, ...]
+    values: Sequence[Any]
 
     def read(self, config: Mapping[str, Any]) -> Options:
         value = config[self.field]
@@ -203,7 +209,7 @@ class Cap(OneField):
 class Unused(Field):
     """Fields without effect in the models that the other rows accept."""
 
-    fields: tuple[str, ...]
+    fields: Sequence[str]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pretrax.huggingface.fields import Field, Options, whole, wrong
-from pretrax.huggingface.layers import FULL, WINDOW, outside_pattern, types_of_layers, window_options
+from pretrax.huggingface.layers import FULL, WINDOW, all_but_every, types_of_layers, window_options
 from pretrax.model.architecture import Architecture
 
 _SIZES = ('head_dim', 'num_key_value_heads')
@@ -31,7 +31,7 @@ class GlobalLayers(Field):
     def read(self, config: Mapping[str, Any]) -> Options:
         count, window = whole('num_hidden_layers', config['num_hidden_layers']), config['sliding_window']
         if config['layer_types'] is None:
-            windows = [outside_pattern({'sliding_window_pattern': 6}, layer) for layer in range(count)]
+            windows = all_but_every(6, count)
         else:
             windows = types_of_layers(config['layer_types'], count, WINDOW)
         windows[-1] = False

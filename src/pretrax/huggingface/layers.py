@@ -1,7 +1,7 @@
 """Fields of config.json for the positions and windows of each layer. Imports no JAX."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pretrax.errors import UserError
@@ -38,15 +38,15 @@ class Rope(Field):
     """
 
     by_layer: bool = False
-    kinds: tuple[str, ...] = KINDS
-    aliases: tuple[tuple[str, str], ...] = ()
-    absent: tuple[tuple[str, Any], ...] = ()
+    kinds: Sequence[str] = KINDS
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    absent: Mapping[str, Any] = field(default_factory=dict)
     outer: bool = False
     base: str = 'rope_theta'
     fraction: str | None = None
     dimensions: str | None = None
     local: str | None = 'rope_local_base_freq'
-    unused: tuple[str, ...] = ()
+    unused: Sequence[str] = ()
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -57,9 +57,9 @@ class Rope(Field):
     def read(self, config: Mapping[str, Any]) -> Options:
         scaling, parameters = (_mapping(name, config.get(name)) for name in ('rope_scaling', 'rope_parameters'))
         if self.by_layer:
-            parameters = parameters or dict(self.absent)
+            parameters = parameters or self.absent
         else:
-            return self._one(scaling or parameters or dict(self.absent), self.base, config)
+            return self._one(scaling or parameters or self.absent, self.base, config)
         if strange := sorted(set(parameters) - {FULL, WINDOW}):
             raise UserError(
                 f'config.json: rope_parameters has {", ".join(strange)[:80]}; expected {FULL} and {WINDOW}, one entry '
@@ -74,7 +74,7 @@ class Rope(Field):
 
     def _one(self, rope: Mapping[str, Any], base: str, config: Mapping[str, Any]) -> Options:
         kind = rope.get('rope_type', rope.get('type', 'default'))
-        kind = dict(self.aliases).get(kind, kind) if isinstance(kind, str) else kind
+        kind = self.aliases.get(kind, kind) if isinstance(kind, str) else kind
         if not isinstance(kind, str) or kind not in self.kinds:
             why = ', because its frequencies change while a text grows' if kind == 'dynamic' else ''
             raise UserError(f"config.json: rope_scaling of the type '{str(kind)[:40]}' is not supported{why}")
@@ -111,57 +111,26 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
     return dict(value or {})
 
 
-# Which layers have a window if config.json has no layer_types. Each function gets the configuration and the layer.
-Rule = Callable[[Mapping[str, Any], int], bool]
-
-
-def every_layer(config: Mapping[str, Any], layer: int) -> bool:
-    return True
-
-
-def from_max_window_layers(config: Mapping[str, Any], layer: int) -> bool:
-    return layer >= whole('max_window_layers', config['max_window_layers'], least=0)
-
-
-def even_below_max_window_layers(config: Mapping[str, Any], layer: int) -> bool:
-    return layer % 2 == 0 and layer < whole('max_window_layers', config['max_window_layers'], least=0)
-
-
-def without_positions(config: Mapping[str, Any], layer: int) -> bool:
-    return not positions_of_layers(config)[layer]
-
-
-def even(config: Mapping[str, Any], layer: int) -> bool:
-    return layer % 2 == 0
-
-
-def every_fourth(config: Mapping[str, Any], layer: int) -> bool:
-    return (layer + 1) % 4 != 0
-
-
-def outside_pattern(config: Mapping[str, Any], layer: int) -> bool:
-    return (layer + 1) % whole('sliding_window_pattern', config['sliding_window_pattern']) != 0
-
-
 @dataclass(frozen=True)
 class Windows(Field):
     """The sliding window and the layers that have it.
 
     Args:
-        rule: the layers with a window, if config.json has no `layer_types`.
+        rule: the layers with a window, if config.json has no `layer_types`: all but every n-th, 0 for all of them, or
+            the name of a rule of `_by_rule`.
         more: the other fields that the class reads.
         ignored: fields that released files have and the class does not read.
         switch: there is a window only if `use_sliding_window`.
         positions: layers without a window have no positions, if sliding_window is not null.
-        null: whether sliding_window may be null.
+        may_be_null: whether sliding_window may be null.
     """
 
-    rule: Rule = every_layer
-    more: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
+    rule: int | str = 0
+    more: Sequence[str] = ()
+    ignored: Sequence[str] = ()
     switch: bool = False
     positions: bool = False
-    null: bool = True
+    may_be_null: bool = True
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -169,7 +138,7 @@ class Windows(Field):
 
     def read(self, config: Mapping[str, Any]) -> Options:
         count, window = whole('num_hidden_layers', config['num_hidden_layers']), config['sliding_window']
-        if window is None and not self.null:
+        if window is None and not self.may_be_null:
             raise wrong('sliding_window', window, 'a number: without a window, no layer of this class has positions')
         on = True
         if self.switch:
@@ -186,10 +155,23 @@ class Windows(Field):
                     f'write {FULL} for every layer, or give the window'
                 )
         else:
-            windows = [on and window is not None and self.rule(config, layer) for layer in range(count)]
+            windows = self._by_rule(config, count) if on and window is not None else [False] * count
         if not any(windows) and self.positions and window is not None:
             raise wrong('layer_types', types, 'a layer with a window: without one, no layer has positions')
         return window_options(windows, whole('sliding_window', window) if any(windows) else 0)
+
+    def _by_rule(self, config: Mapping[str, Any], count: int) -> list[bool]:
+        if isinstance(self.rule, int):
+            return all_but_every(self.rule, count)
+        if self.rule == 'without_positions':
+            return [not has for has in positions_of_layers(config)]
+        if self.rule == 'sliding_window_pattern':
+            return all_but_every(whole(self.rule, config[self.rule]), count)
+        first = whole('max_window_layers', config['max_window_layers'], least=0)
+        if self.rule == 'from_max_window_layers':
+            return [layer >= first for layer in range(count)]
+        assert self.rule == 'even_below_max_window_layers', self.rule
+        return [layer % 2 == 0 and layer < first for layer in range(count)]
 
     def write(self, arch: Architecture) -> dict[str, Any]:
         config: dict[str, Any] = {'sliding_window': arch.attention.window or None}

@@ -13,7 +13,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from pretrax.errors import UserError
-from pretrax.model.families import FAMILIES, PRESET_NAMES, PRESETS
+from pretrax.model.families import PRESET_NAMES, PRESETS, families
 from pretrax.model.mup import apply_mup
 from pretrax.model.option_names import dotted
 from pretrax.model.options import attention, feed_forward
@@ -112,7 +112,7 @@ def choose(said: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"preset: there is no '{preset}'{hint}\nknown: {', '.join(PRESET_NAMES)}")
     chosen = {**(presets()[preset] if preset else {}), **said}
     family = chosen.get('family', 'llama')
-    chosen = {'attention.n_kv_heads': chosen.get('attention.n_heads'), **DEFAULTS, **FAMILIES[family], **chosen}
+    chosen = {'attention.n_kv_heads': chosen.get('attention.n_heads'), **DEFAULTS, **families()[family], **chosen}
     for name in ('attention.qkv_bias', 'attention.o_bias', 'feed_forward.bias', 'norm.bias'):
         chosen.setdefault(name, chosen['bias'])
     for name in DROPOUT:

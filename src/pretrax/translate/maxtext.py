@@ -7,7 +7,7 @@ from typing import Any
 from pretrax.config.source import read_file
 from pretrax.errors import UserError
 from pretrax.model.choices import presets
-from pretrax.model.families import FAMILIES
+from pretrax.model.families import families
 from pretrax.tables import read_table
 from pretrax.translate.maxtext_training import data, optimizer, run_and_logs, schedule
 from pretrax.translate.translation import Translation
@@ -96,7 +96,7 @@ def _model(t: Translation, stem: str) -> None:
         else:
             t.not_needed('model_name decides it, as in MaxText', *t.matching(*_SIZES))
         sizes = presets()[PRESETS[name]]
-        if (FAMILIES[sizes['family']] | sizes).get('experts.n_experts'):
+        if (families()[sizes['family']] | sizes).get('experts.n_experts'):
             _routing(t)
     else:
         _sizes(t, stem)

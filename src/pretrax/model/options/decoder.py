@@ -1,7 +1,7 @@
 """The options of the decoder: the keys that the section `model:` of a configuration may write. No JAX here.
 
 Each is declared once, with its type, limits, description and default, its former name, and what it changes. An option
-that is left out comes from the preset (presets.yaml), then from the family (families.py), then it is the default.
+that is left out comes from the preset (presets.yaml), then from the family (families.yaml), then it is the default.
 `architecture.resolve` gives every option a value.
 """
 
