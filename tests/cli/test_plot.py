@@ -221,7 +221,7 @@ def test_the_page_draws_the_points_without_a_network(tmp_path):
         page.goto(f'file://{tmp_path}/a.html')
         page.locator('.legendtext').first.wait_for()
         assert page.locator('.legendtext').all_text_contents() == [name.replace('\n', ' ') for name in HOSTILE]
-        drawn = page.evaluate('document.querySelector("#chart").calcdata.map(line => line.map(p => [p.x, p.y]))')
+        drawn = page.evaluate('document.querySelector(".plot").calcdata.map(line => line.map(p => [p.x, p.y]))')
         assert drawn == [[list(point) for point in line] for line in points.values()]
         assert page.title() == HOSTILE[-1]
         assert page.evaluate('window.broken') is None

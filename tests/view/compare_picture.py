@@ -14,7 +14,7 @@ from playwright.sync_api import Page, sync_playwright
 def take(page: Page, out: Path) -> None:
     """From the top of the page to the end of its curves."""
     page.locator('.legendtext').first.wait_for()
-    chart = page.locator('#chart').bounding_box()
+    chart = page.locator('.chart').last.bounding_box()
     page.screenshot(
         path=out,
         full_page=True,

@@ -187,7 +187,7 @@ def test_text_of_names_samples_and_configurations_is_not_executed(page):
     assert page.locator('.why').inner_text() == NASTY
     assert page.locator('#settings tbody tr').first.inner_text().count('window.hacked = 1') == 1
     assert page.locator('.gtitle, .legendtext').filter(has=page.locator('img, script')).count() == 0
-    assert page.locator('figcaption h3', has_text='<i>key</i>$x$').count() == 1
+    assert page.locator('#plain th', has_text='<i>key</i>$x$').count() == 1
 
 
 @needs_chromium
@@ -203,8 +203,8 @@ def test_definitions_settings_and_the_mesh_can_be_read(page):
     page.locator('#search').fill('batch configs')
     assert page.locator('#settings tbody tr:visible').count() == 1
     page.locator('#search').fill('')
-    page.locator('#hide-defaults').check()
-    assert page.locator('#found').inner_text() == '3 of 4'
+    page.locator('#show-defaults').check()
+    assert page.locator('#found').inner_text() == '4 of 4'
     assert [cell.inner_text() for cell in page.locator('.cell').all()] == [str(device) for device in range(8)]
     assert page.locator('.group .name').all_inner_texts() == ['r = 0', 'r = 1']
 

@@ -1,6 +1,8 @@
 """The templates of pages in one file, which escape what they are given."""
 
 import functools
+import re
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -12,11 +14,21 @@ if TYPE_CHECKING:
     import jinja2
 
 
+_NUMBER = re.compile(r'[-+]?[\d.,]+(e[-+]?\d+)?( ?(%|[A-Za-zµ/]+))?')
+
+
+def number_columns(rows: Sequence[Sequence[str]]) -> list[int]:
+    """The columns in which each cell is empty or a number with its unit, and at least one cell is not empty."""
+    columns = [[cell for cell in column if cell] for column in zip(*rows, strict=True)]
+    return [i for i, cells in enumerate(columns) if cells and all(_NUMBER.fullmatch(str(cell)) for cell in cells)]
+
+
 @functools.cache
 def template(name: str) -> 'jinja2.Template':
     """A template by its path in this package or in `page_kit`: 'document.html', which the pages extend.
 
     Its filters give definitions: `definition` that of a key of metrics, `term` also that of a term of comparisons.
+    `number_columns` gives the columns of a table that have numbers only.
     `script` gives a script of this package with the modules of the kit that it imports.
     """
     import jinja2
@@ -32,6 +44,7 @@ def template(name: str) -> 'jinja2.Template':
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.globals['script'] = lambda path: Markup(script_text(files('pretrax.view').joinpath(path)))
+    environment.filters['number_columns'] = number_columns
     environment.filters['definition'] = definition_of
     environment.filters['term'] = lambda term: COMPARISONS.get(term) or definition_of(term)
     return environment.get_template(name)

@@ -1,9 +1,10 @@
-// Draws the figure of the page in the colors of the page.
+// Draws the figures of the page in its colors. Zooming in one zooms all that have the same x axis.
 
 import { byId } from './dom.js';
-import { COLORS, CONFIG, colorOf, themed } from './plots.js';
+import { COLORS, clipped, colorOf, config, themed } from './plots.js';
 
-const figure = JSON.parse(byId('figure').textContent);
+const figures = JSON.parse(byId('figures').textContent);
+const places = [...document.querySelectorAll('.plot')];
 
 /** A color of the figure as it is on this ground; it may end with an opacity. */
 function adapted(color) {
@@ -11,13 +12,37 @@ function adapted(color) {
   return number < 0 ? color : colorOf(number) + color.slice(7);
 }
 
-function draw() {
+function draw(figure, place) {
   const { data, layout } = structuredClone(figure);
   for (const { line, marker } of data) {
     for (const drawn of [line, marker]) if (typeof drawn?.color === 'string') drawn.color = adapted(drawn.color);
   }
-  Plotly.react('chart', data, themed({ showlegend: true, ...layout }), CONFIG);
+  const far = layout.yaxis.type === 'log' ? null : clipped(data.filter(({ meta }) => meta === 'values'));
+  if (far) byId('controls').hidden = false;
+  if (far && byId('clip').checked) {
+    Object.assign(layout.yaxis, { range: far.range });
+    layout.annotations = [...layout.annotations ?? [], ...far.annotations];
+    data.push(...far.traces);
+  }
+  Plotly.react(place, data, themed({ legend: { orientation: 'h', x: 0, y: 1.02, yanchor: 'bottom' }, ...layout }), config());
 }
 
-draw();
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);
+const drawAll = () => figures.forEach((figure, number) => draw(figure, places[number]));
+
+function zoomTogether(figure, place) {
+  place.on('plotly_relayout', change => {
+    const from = change['xaxis.range[0]'] ?? change['xaxis.range']?.[0];
+    if (from === undefined && !change['xaxis.autorange']) return;
+    const range = place.layout.xaxis.range.slice();
+    figures.forEach((other, number) => {
+      const { xaxis } = places[number].layout;
+      const isSame = other !== figure && other.layout.xaxis.title?.text === figure.layout.xaxis.title?.text;
+      if (isSame && String(xaxis.range) !== String(range)) Plotly.relayout(places[number], from === undefined ? { 'xaxis.autorange': true } : { 'xaxis.range': range });
+    });
+  });
+}
+
+drawAll();
+figures.forEach((figure, number) => zoomTogether(figure, places[number]));
+byId('clip').onchange = drawAll;
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', drawAll);

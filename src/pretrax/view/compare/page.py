@@ -3,23 +3,23 @@
 from collections.abc import Iterator
 
 from pretrax.view.charts.chart import Chart, Line, Panel
-from pretrax.view.charts.page import chart_figure, in_script, plotly_script
+from pretrax.view.charts.page import chart_figures, page_of
 from pretrax.view.compare.comparison import Result, averaged, curve_of, is_sparse
 from pretrax.view.compare.text import sections
 from pretrax.view.definitions import definition_of
-from pretrax.view.template import template
 
 _POINTS = 2000  # of a line; more are thinned out
 
 
 def compare_page(result: Result) -> str:
     """The comparison as an HTML document."""
-    return template('compare/page.html').render(
+    return page_of(
+        'compare/page.html',
+        chart_figures(comparison_chart(result)),
+        kind='comparison',
         title=' and '.join(arm.label for arm in result.arms),
         sections=sections(result),
         curves=_keys(result),
-        plotly=plotly_script(),
-        figure=in_script(chart_figure(comparison_chart(result))),
     )
 
 

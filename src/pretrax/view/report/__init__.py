@@ -76,8 +76,7 @@ def render(record: RunRecord, directory: AnyPath) -> str:
         time=data['time'],
         mesh=data['mesh'],
         startup=record.startup,
-        warnings=[*filter(None, [record.verdict]), *record.warnings],
-        created=facts.moment(max([event['time'] for event in record.events], default=None)),
+        facts_line=facts.one_line(record),
         figure=FIGURES,
         memory_rows=facts.memory_rows(data['memory']) if data['memory'] else [],
     )

@@ -28,35 +28,47 @@ _WORK = {
 
 
 def tiles(record: RunRecord) -> list[tuple[Definition, str]]:
-    """The figures at the top: what each is, and its value as text."""
+    """What each figure is, and its value as text: those that are read first at the beginning."""
     metrics, done = record.metrics, record.last_step
-    found = [(FIGURES['progress'], f'{done:,} of {record.steps:,}' if record.steps else f'{done:,}')]
+    found = {}
     for key in ('loss', 'val_loss', 'bits_per_byte'):
         value = metrics.last(key)
         if value is not None:
-            found.append((DEFINITIONS[key], f'{value:.4f}'))
+            found[key] = DEFINITIONS[key], f'{value:.4f}'
+    found['progress'] = FIGURES['progress'], f'{done:,} of {record.steps:,}' if record.steps else f'{done:,}'
     for name, definition in (('tokens', DEFINITIONS['tokens']), ('flops', FIGURES['flops'])):
         amount = record.trained(np.array(done), name) if done else None
         if amount is not None:
-            found.append((definition, prefixed(float(amount))))
+            found[name] = definition, prefixed(float(amount))
     speed = median(record, 'tokens_per_second')
     if speed:
-        found.append((DEFINITIONS['tokens_per_second']._replace(name='tokens/s, median'), prefixed(speed)))
+        found['speed'] = DEFINITIONS['tokens_per_second']._replace(name='tokens/s, median'), prefixed(speed)
     if (mfu := median(record, 'mfu')) is not None:
-        found.append((DEFINITIONS['mfu']._replace(name='MFU, median'), f'{mfu:.1%}'))
+        found['mfu'] = DEFINITIONS['mfu']._replace(name='MFU, median'), f'{mfu:.1%}'
     if (goodput := metrics.last('goodput')) is not None:
-        found.append((DEFINITIONS['goodput'], f'{goodput:.1%}'))
+        found['goodput'] = DEFINITIONS['goodput'], f'{goodput:.1%}'
     if seconds := total_seconds(record):
-        found.append((FIGURES['duration'], duration(seconds)))
+        found['duration'] = FIGURES['duration'], duration(seconds)
     if record.attempts:
-        found.append((FIGURES['restarts'], str(record.restarts)))
+        found['restarts'] = FIGURES['restarts'], str(record.restarts)
     if record.rollbacks:
-        found.append((FIGURES['rollbacks'], str(len(record.rollbacks))))
+        found['rollbacks'] = FIGURES['rollbacks'], str(len(record.rollbacks))
     if 'skipped_steps' in metrics:
-        found.append((DEFINITIONS['skipped_steps'], f'{record.skipped_steps:,}'))
+        found['skipped_steps'] = DEFINITIONS['skipped_steps'], f'{record.skipped_steps:,}'
     if count := record.steps_without_targets:
-        found.append((DEFINITIONS['steps_without_targets'], f'{count:,} of {done:,}'))
-    return found
+        found['steps_without_targets'] = DEFINITIONS['steps_without_targets'], f'{count:,} of {done:,}'
+    first = ['loss', 'val_loss', 'progress', 'speed', 'duration']
+    return [found[name] for name in dict.fromkeys([*first, *found]) if name in found]
+
+
+def one_line(record: RunRecord) -> str:
+    """What ran where, and when it wrote its newest event."""
+    known = record.environment
+    parameters = known.get('parameters')
+    devices = f'{known["devices"]} x {known["device_kind"]}' if {'devices', 'device_kind'} <= known.keys() else ''
+    newest = moment(max([event['time'] for event in record.events], default=None))
+    size_of_model = f'{prefixed(parameters)} parameters' if _is_number(parameters) else ''
+    return ' · '.join(filter(None, [size_of_model, devices, f'newest event {newest} UTC' if newest else '']))
 
 
 def attempt_rows(record: RunRecord) -> list[list[str]]:

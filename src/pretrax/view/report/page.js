@@ -1,7 +1,7 @@
 // Draws the report. All numbers are in the page: see encoding.py for how the arrays are stored.
 
 import { byId, element, inflated } from './dom.js';
-import { CONFIG, colorOf, escaped, paletteColor, smoothed, themed } from './plots.js';
+import { clipped, colorOf, config, escaped, inWords, paletteColor, smoothed, themed } from './plots.js';
 
 const BUCKETS = 1200;  // of a curve; each draws its smallest and its largest number
 const MOST_MARKS = 60;  // of numbers that are not finite, and of restarts
@@ -56,7 +56,7 @@ function decode(head, bytes, arrays) {
 
 // Curves
 
-const view = {axis: 'step', smoothing: 0, log: false, range: null};
+const view = {axis: 'step', smoothing: 0, log: false, clip: true, range: null};
 const drawn = new Map();  // id of a chart -> function that draws it
 
 // The tokens or FLOPs of the first steps. The sizes of the batches are [first step, tokens per step, FLOPs per token].
@@ -83,8 +83,8 @@ function xOf(key) {
     return one.x[view.axis];
 }
 
-// The indices to draw in a range of x: all, or the smallest and the largest number of each bucket, and one that is not finite.
-function chosen(x, values, range) {
+// The indices from and to, without it, of the points in a range of x and one at each side of it.
+function within(x, range) {
     let from = 0, to = x.length;
     if (range) {
         while (from < to && !(x[from] >= range[0])) from++;
@@ -92,6 +92,12 @@ function chosen(x, values, range) {
         from = Math.max(0, from - 1);
         to = Math.min(x.length, to + 1);
     }
+    return [from, to];
+}
+
+// The indices to draw in a range of x: all, or the smallest and the largest number of each bucket, and one that is not finite.
+function chosen(x, values, range) {
+    const [from, to] = within(x, range);
     const count = to - from, indices = [];
     if (count <= 2 * BUCKETS) {
         for (let i = from; i < to; i++) indices.push(i);
@@ -141,7 +147,7 @@ function traces(chart) {
 }
 
 const layout = more => themed({
-    margin: {l: 58, r: 14, t: 26, b: 44}, hovermode: 'x unified', legend: {orientation: 'h', y: 1.02, yanchor: 'bottom', x: 0},
+    hovermode: 'x unified', legend: {orientation: 'h', y: 1.02, yanchor: 'bottom', x: 0},
     xaxis: {}, yaxis: {}, ...more,
 });
 
@@ -163,18 +169,35 @@ function shapes(chart) {
     return found;
 }
 
+// The range of the y axis without values far out, and their marks; null: nothing is far out, or the reader wants to see all.
+function clip(chart) {
+    if (!view.clip || view.log) return null;
+    const at = `${view.axis} ${view.range}`;
+    if (chart.clip?.at !== at) {
+        const curves = chart.keys.map(key => {
+            const x = xOf(key), bounds = within(x, view.range);
+            return {x: x.slice(...bounds), y: report.series[key].values.slice(...bounds)};
+        });
+        chart.clip = {at, found: clipped(curves, xForPlotly)};
+    }
+    return chart.clip.found;
+}
+
 function drawCurve(chart) {
     const few = chart.keys.every(key => report.series[key].values.length <= 2);
+    const far = clip(chart);
     const made = layout({
         showlegend: chart.keys.length > 1,
         shapes: shapes(chart),
-        xaxis: {title: {text: AXES[view.axis], standoff: 8}, type: view.axis === 'time' ? 'date' : 'linear', exponentformat: 'SI',
+        annotations: far?.annotations ?? [],
+        xaxis: {title: {text: AXES[view.axis]}, type: view.axis === 'time' ? 'date' : 'linear', exponentformat: 'SI',
             ...(view.range ? {range: view.range.map(xForPlotly), autorange: false} : {autorange: true}), ...(few ? {rangemode: 'tozero'} : {})},
-        yaxis: {type: view.log ? 'log' : 'linear', tickformat: chart.is_fraction ? '.3~%' : '', exponentformat: 'SI', autorange: true},
+        yaxis: {type: view.log ? 'log' : 'linear', tickformat: chart.is_fraction ? '.3~%' : '', exponentformat: 'SI',
+            ...(far ? {range: far.range, autorange: false} : {autorange: true})},
     });
     const place = byId(chart.id);
     const isNew = !place.data;
-    Plotly.react(place, traces(chart), made, CONFIG);
+    Plotly.react(place, [...traces(chart), ...far?.traces ?? []], made, config());
     if (isNew) place.on('plotly_relayout', zoomed);
 }
 
@@ -188,6 +211,7 @@ function zoomed(change) {
 
 function show(change) {
     Object.assign(view, change);
+    byId('reset').hidden = !view.range;
     for (const draw of drawn.values()) draw();
 }
 
@@ -221,15 +245,32 @@ function prepareCurves() {
         show({smoothing: Number(event.target.value)});
     };
     byId('log').onchange = event => show({log: event.target.checked});
+    byId('clip').onchange = event => show({clip: event.target.checked});
     byId('reset').onclick = () => show({range: null});
     const kinds = new Set(curves.marks.map(one => one.kind));
-    byId('marks').textContent = [
+    const marks = byId('marks');
+    if (marks) marks.textContent = [
         kinds.has('restart') ? 'Dotted lines: training continued from a checkpoint.' : '',
         kinds.has('rollback') ? 'Dashed lines: the run returned to this step.' : '',
         Object.values(report.series).some(one => one.broken.length) ? 'Red lines: the number is not finite.' : '',
     ].join(' ');
-    curves.charts.forEach(note);
-    return curves.charts.map(chart => [chart.id, () => drawCurve(chart)]);
+    const [first, ...others] = curves.charts;
+    const shown = [first, ...others.filter(chart => !saidInWords(chart))];
+    shown.forEach(note);
+    return shown.map(chart => [chart.id, () => drawCurve(chart)]);
+}
+
+// Replaces a chart by a line of text if that says as much; whether it did.
+function saidInWords(chart) {
+    const words = chart.keys.map(key => inWords(axisValues('step', report.series[key].lines), report.series[key].values, chart.is_fraction));
+    if (!words.every(Boolean)) return false;
+    const said = chart.keys.map((key, i) => chart.keys.length > 1 ? `${report.series[key].name}: ${words[i]}` : words[i]).join('; ');
+    const figure = byId(chart.id).closest('figure');
+    const name = element('th', {scope: 'row'}), value = element('td', {textContent: said});
+    name.append(...figure.querySelector('figcaption h3').childNodes);
+    byId('plain').append(element('tr', {}, name, value));
+    figure.remove();
+    return true;
 }
 
 // Layer statistics, memory, time
@@ -241,13 +282,13 @@ function drawLayers(place) {
     if (rows === 1) {  // of the whole model
         const y = Array.from(values, value => Number.isFinite(value) ? value : null);
         Plotly.react(place, [{type: 'scatter', x: Array.from(steps), y, mode: 'lines', line: {color: colorOf(0), width: 1.7}, hovertemplate: '%{y:.6g}<extra></extra>'}],
-            layout({xaxis: {title: {text: 'step', standoff: 8}}}), CONFIG);
+            layout({xaxis: {title: {text: 'step'}}}), config());
         return;
     }
     const names = Array.from({length: rows}, (_, row) => one.heads > 1 ? `${Math.floor(row / one.heads)}.${row % one.heads}` : `${row}`);
     Plotly.react(place, [{type: 'heatmap', x: Array.from(steps), y: names, z, colorscale: 'Viridis',
         hovertemplate: `step %{x}<br>${one.rows} %{y}<br>%{z:.4g}<extra></extra>`, colorbar: {thickness: 12}}],
-        layout({hovermode: 'closest', xaxis: {title: {text: 'step', standoff: 8}}, yaxis: {title: {text: one.rows}, type: 'category'}}), CONFIG);
+        layout({hovermode: 'closest', xaxis: {title: {text: 'step'}}, yaxis: {title: {text: one.rows}, type: 'category'}}), config());
 }
 
 // A bar for each of `rows`, [bar, length, name, color]; those of one bar are stacked.
@@ -255,7 +296,7 @@ function drawBars(place, rows, unit, title) {
     const data = rows.map(([y, x, name, color]) => ({type: 'bar', orientation: 'h', y: [y], x: [x], name: escaped(name), marker: {color},
         hovertemplate: `%{x:.4s}${unit}<extra>%{fullData.name}</extra>`}));
     Plotly.react(byId(place), data, layout({barmode: 'stack', hovermode: 'closest', showlegend: true, legend: {orientation: 'h', y: -0.32, yanchor: 'top', traceorder: 'normal'},
-        margin: {l: 90, r: 20, t: 10, b: 90}, xaxis: {title: {text: title, standoff: 8}, exponentformat: 'SI'}, yaxis: {autorange: 'reversed'}}), CONFIG);
+        margin: {l: 90, r: 20, t: 10, b: 90}, xaxis: {title: {text: title}, exponentformat: 'SI'}, yaxis: {autorange: 'reversed'}}), config());
 }
 
 function drawMemory() {
@@ -329,20 +370,40 @@ function prepareSamples() {
 function prepareSettings() {
     const rows = [...byId('settings').tBodies[0].rows];
     const filter = () => {
-        const words = byId('search').value.toLowerCase().split(/\s+/), hides = byId('hide-defaults').checked;
+        const words = byId('search').value.toLowerCase().split(/\s+/), showsAll = byId('show-defaults').checked || words[0];
         let count = 0;
         for (const row of rows) {
             const text = row.textContent.toLowerCase(), isDefault = row.cells[2].textContent === 'default';
-            row.hidden = (hides && isDefault) || !words.every(word => text.includes(word));
+            row.hidden = (isDefault && !showsAll) || !words.every(word => text.includes(word));
             count += !row.hidden;
         }
         byId('found').textContent = `${count} of ${rows.length}`;
     };
-    byId('search').oninput = byId('hide-defaults').onchange = filter;
+    byId('search').oninput = byId('show-defaults').onchange = filter;
     filter();
 }
 
 for (const form of document.forms) form.onsubmit = () => false;
+
+// Folded parts: an address that ends in the name of a part opens it, and the address says which was opened last.
+function prepareFolds() {
+    const openNamed = () => {
+        const place = location.hash ? byId(decodeURIComponent(location.hash.slice(1))) : null;
+        const fold = place?.closest('.fold');
+        if (fold) {
+            fold.open = true;
+            place.scrollIntoView();
+        }
+    };
+    openNamed();
+    addEventListener('hashchange', openNamed);
+    for (const fold of document.querySelectorAll('.fold')) {
+        fold.querySelector('summary').addEventListener('click', event => {
+            if (!event.target.closest('.info') && !fold.open) history.replaceState(null, '', `#${fold.id}`);
+        });
+    }
+    if (byId('settings-of-curves')) byId('settings-of-curves').open = matchMedia('(min-width: 700px)').matches;
+}
 
 // Charts are drawn when they come into view, and all before printing.
 function prepareCharts(charts) {
@@ -358,12 +419,16 @@ function prepareCharts(charts) {
         for (const entry of entries) if (entry.isIntersecting) { watcher.unobserve(entry.target); draw(entry.target.id); }
     }, {rootMargin: '300px'});
     for (const id of waiting.keys()) watcher.observe(byId(id));
-    report.drawAll = () => [...waiting.keys()].forEach(draw);
+    report.drawAll = () => {
+        for (const fold of document.querySelectorAll('.fold')) fold.open = true;
+        [...waiting.keys()].forEach(draw);
+    };
     addEventListener('beforeprint', report.drawAll);
     matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => show({}));
 }
 
 async function start() {
+    prepareFolds();
     if (byId('settings')) prepareSettings();
     if (data.samples.length) prepareSamples();
     if (data.mesh && byId('mesh')) byId('mesh').append(meshPicture(Object.entries(data.mesh.axes), data.mesh.devices));
@@ -371,7 +436,7 @@ async function start() {
     document.head.append(element('script', {textContent: new TextDecoder().decode(script)}));
     for (const head of data.numbers.arrays) report.arrays.push(decode(head, bytes, report.arrays));
     const charts = byId('curves') ? prepareCurves() : [];
-    for (const place of document.querySelectorAll('.chart.layer')) {
+    for (const place of document.querySelectorAll('.plot.layer')) {
         charts.push([place.id, () => drawLayers(place)]);
         byId(`${place.id}-weight`)?.addEventListener('change', () => drawLayers(place));
     }

@@ -8,15 +8,12 @@ from typing import Any, NamedTuple
 from pretrax.config.show import value_text
 from pretrax.system.atomic import write_file
 from pretrax.view.charts.chart import COLORS
-from pretrax.view.charts.page import heading, in_script, plotly_script, shown
+from pretrax.view.charts.page import page_of, shown
 from pretrax.view.tables import csv_table, markdown_table, text_table
-from pretrax.view.template import template
 
 type Trial = Mapping[str, Any]
 
 _FIRST = 40  # trials of the table in a terminal
-_HEIGHT = 1000  # of the figure, pixels
-_AXIS_END = {'xref': 'x3', 'yref': 'y3', 'y': 1.05, 'yanchor': 'bottom', 'showarrow': False}  # of the coordinates
 _BEST, _WORST = (10, 40, 120), (240, 190, 90)  # colors of the lines of trials
 
 
@@ -52,10 +49,8 @@ def write_report(
         own = [trial['values'].get(key) for key in parameters]
         records.append([trial['number'], trial['state'], trial['steps'], trial['value'], trial['why'], *own])
     write_file(directory / 'trials.csv', csv_table(records).encode())
-    shown_figure = in_script(figure(trials, metric, parameters, importances))
-    page = template('search/page.html').render(
-        title=name, paragraphs=[command, *facts], rows=rows, plotly=plotly_script(), figure=shown_figure
-    )
+    drawn = figures(trials, metric, parameters, importances)
+    page = page_of('search/page.html', drawn, kind='search', title=name, command=command, facts=facts, rows=rows)
     write_file(directory / 'report.html', page.encode())
 
 
@@ -93,62 +88,59 @@ def table_text(trials: Sequence[Trial], metric: str, parameters: Sequence[str]) 
     return [*text_table(rows[: _FIRST + 1], left=(1,)), *more]
 
 
-def figure(
+def figures(
     trials: Sequence[Trial], metric: str, parameters: Mapping[str, bool], importances: Mapping[str, float]
-) -> dict[str, Any]:
-    """The `data` and `layout` for Plotly: parallel coordinates, the curves of the trials, importances."""
-    data, axes = _parallel(trials, metric, parameters)
+) -> list[dict[str, Any]]:
+    """The figures of `charts.page.page_of`: the curves of the trials, parallel coordinates, importances."""
+    curves = []
     for trial in trials:
         points = [(step, value) for step, value in trial['curve'] if math.isfinite(value)]
         if points:
             color = COLORS[0] if trial['state'] == 'done' else COLORS[1]
-            data.append(
+            curves.append(
                 {
                     'x': [step for step, _ in points],
                     'y': [value for _, value in points],
                     'name': f'trial {trial["number"]} {trial["state"]}',
                     'mode': 'lines+markers',
                     'line': {'color': color, 'width': 1.5},
-                    'showlegend': False,
+                    'meta': 'values',
                 }
             )
+    found = [
+        {
+            'title': f'{metric} of each trial: to the end, or stopped early (orange)',
+            'data': curves,
+            'layout': {'xaxis': {'title': {'text': 'step'}}, 'yaxis': {}, 'hovermode': 'closest'},
+        }
+    ]
+    lines, axes = _parallel(trials, metric, parameters)
+    if lines:
+        above = {'y': 1.05, 'yanchor': 'bottom', 'showarrow': False}
+        layout = {
+            'xaxis': {
+                'range': [-0.15, len(parameters) + 0.15],
+                'tickvals': list(range(len(axes))),
+                'ticktext': [f'{shown(axis.low)}<br>{shown(axis.name)}' for axis in axes],
+            },
+            'yaxis': {'range': [-0.05, 1.05], 'visible': False},
+            'hovermode': 'closest',
+            'annotations': [{'text': shown(axis.high), 'x': number, **above} for number, axis in enumerate(axes)],
+        }
+        title = 'Parallel coordinates: each line is a trial, dark: low loss'
+        found.append({'title': title, 'data': lines, 'layout': layout})
     if importances:
         pairs = list(importances.items())[::-1]
-        data.append(
-            {
-                'type': 'bar',
-                'orientation': 'h',
-                'x': [part for _, part in pairs],
-                'y': [shown(key) for key, _ in pairs],
-                'xaxis': 'x2',
-                'yaxis': 'y2',
-                'marker': {'color': COLORS[2]},
-                'showlegend': False,
-            }
-        )
-    layout = {
-        'height': _HEIGHT,
-        'margin': {'l': 90, 'r': 60, 't': 40, 'b': 50},
-        'xaxis': {'domain': [0, 1], 'anchor': 'y', 'title': {'text': 'step'}},
-        'yaxis': {'domain': [0.26, 0.52], 'anchor': 'x', 'title': {'text': shown(metric)}},
-        'xaxis2': {'domain': [0.15, 1], 'anchor': 'y2', 'range': [0, 1]},
-        'yaxis2': {'domain': [0, 0.15], 'anchor': 'x2'},
-        'xaxis3': {
-            'domain': [0, 1],
-            'anchor': 'y3',
-            'range': [-0.15, len(parameters) + 0.15],
-            'tickvals': list(range(len(axes))),
-            'ticktext': [f'{shown(axis.low)}<br>{shown(axis.name)}' for axis in axes],
-        },
-        'yaxis3': {'domain': [0.64, 0.93], 'anchor': 'x3', 'range': [-0.05, 1.05], 'visible': False},
-        'annotations': [
-            heading('Parallel coordinates: each line is a trial; dark: low loss', 0.98),
-            heading('Curves: to the end, or stopped early (orange)', 0.53),
-            heading('Importance of the parameters (PED-ANOVA)' if importances else 'Importance: too few trials', 0.17),
-            *({'text': shown(axis.high), 'x': number, **_AXIS_END} for number, axis in enumerate(axes)),
-        ],
-    }
-    return {'data': data, 'layout': layout}
+        bars = {
+            'type': 'bar',
+            'orientation': 'h',
+            'x': [part for _, part in pairs],
+            'y': [shown(key) for key, _ in pairs],
+            'marker': {'color': COLORS[2]},
+        }
+        layout = {'xaxis': {'range': [0, 1]}, 'yaxis': {}, 'hovermode': 'closest'}
+        found.append({'title': 'Importance of the parameters (PED-ANOVA)', 'data': [bars], 'layout': layout})
+    return found
 
 
 class _Axis(NamedTuple):
@@ -186,9 +178,6 @@ def _parallel(
                 'name': f'trial {trial["number"]} {trial["state"]}',
                 'mode': 'lines+markers',
                 'line': {'color': f'rgb({red},{green},{blue})', 'width': 1.5},
-                'xaxis': 'x3',
-                'yaxis': 'y3',
-                'showlegend': False,
             }
         )
     return lines[::-1], axes

@@ -1,7 +1,7 @@
 // One figure for each key, with the curves of all runs.
 
 import { button, element } from './dom.js';
-import { COLORS, CONFIG, colorOf, escaped, smoothed, themed } from './plots.js';
+import { COLORS, colorOf, config, escaped, smoothed, themed } from './plots.js';
 import { places } from './runs.js';
 
 const DASHES = ['solid', 'dash', 'dot', 'dashdot'];
@@ -96,7 +96,7 @@ export class Charts {
       height: 260, margin: { l: 54, r: 14, t: 6, b: 42 }, uirevision: 'kept',
       xaxis: { type: view.logX ? 'log' : 'linear', title: { text: xTitle, standoff: 8, font: { size: 12 } } },
       yaxis: { type: view.logY ? 'log' : 'linear', tickformat: unit === FRACTION ? '.3~%' : '', exponentformat: largest < 0.01 ? 'e' : 'SI' },
-    }), { ...CONFIG, toImageButtonOptions: { filename: key.replaceAll('/', '-'), scale: 2 } });
+    }), config({ toImageButtonOptions: { filename: key.replaceAll('/', '-'), scale: 2 } }));
     plot.setAttribute('role', 'group');
     plot.setAttribute('aria-label', `${name}: ${found.map(([run]) => `${run.info.name} ${run.info.last[key] ?? ''}`).join(', ') || 'no values'}`);
   }
