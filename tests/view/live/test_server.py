@@ -133,7 +133,7 @@ def test_the_page_has_a_policy_and_no_address_of_another_server(ask, written):
             assert ask(url, f'/{name}', **{'Accept-Encoding': 'gzip'}).read(), name
         plotly = ask(url, '/plotly.js', **{'Accept-Encoding': 'gzip'})
         assert plotly.getheader('content-encoding') == 'gzip'
-        assert len(plotly.read()) < 2_000_000
+        assert len(plotly.read()) < 600_000
 
 
 @pytest.mark.parametrize(

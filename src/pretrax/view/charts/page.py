@@ -45,8 +45,8 @@ def page_of(name: str, figures: Sequence[dict[str, Any]], **more: Any) -> str:
 
 @functools.cache
 def plotly_script() -> str:
-    """The JavaScript of Plotly."""
-    return files('plotly').joinpath('package_data/plotly.min.js').read_text()
+    """The JavaScript of Plotly's Cartesian charts: the npm package plotly.js-cartesian-dist-min (MIT license)."""
+    return files(str(__package__)).joinpath('plotly.min.js').read_text(encoding='utf-8')
 
 
 def in_script(value: Any) -> str:
