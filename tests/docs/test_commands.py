@@ -190,7 +190,7 @@ def shortened(command):
     command = command.strip().removeprefix('pip install uv && ')
     command = command.replace(' quickstart ', ' configs/quickstart.yaml ')  # of this directory, with few steps
     code = re.search(r'exit code (\d+)', comment)
-    return few_steps(command.replace('uv run ', '')), int(code[1]) if code else 0
+    return few_steps(re.sub(r'uv run (--no-dev |--extra \w+ )*', '', command)), int(code[1]) if code else 0
 
 
 def few_steps(text):
@@ -365,7 +365,7 @@ def test_the_first_commands_in_the_table_of_readme_are_run_by_the_pages_beside_t
 
 def test_readme_opens_with_two_commands_that_set_themselves_up():
     first, second = (block for block in blocks('README.md')[:2])
-    assert first.commands == ['pip install uv && uv run pretrax train configs/quickstart.yaml']
+    assert first.commands == ['pip install uv && uv run --no-dev pretrax train configs/quickstart.yaml']
     assert second.commands == ['pip install uv && uv run pytest']
     assert second.commands[0] in (REPOSITORY / '.ci' / 'run').read_text().splitlines()
     assert 'pip install uv' not in (REPOSITORY / 'README.md').read_text().split('```', 4)[-1]

@@ -1,5 +1,6 @@
 """Files at a path of the user, and commands to type next: the output of verbs."""
 
+import importlib.util
 import os
 
 from pretrax.errors import system_errors
@@ -16,5 +17,11 @@ def write_output(out: str, content: str | bytes) -> None:
 
 
 def next_command(command: str) -> str:
-    """The command, with `uv run` before it if uv started this one: the user's shell may not know `pretrax` itself."""
-    return f'uv run {command}' if 'UV' in os.environ else command
+    """The command, with `uv run` before it if uv started this one: the user's shell may not know `pretrax` itself.
+
+    It installs nothing more: without the tools for the tests, it leaves them out as the first command did.
+    """
+    if 'UV' not in os.environ:
+        return command
+    is_small = importlib.util.find_spec('pytest') is None and 'UV_NO_DEV' not in os.environ
+    return f'uv run {"--no-dev " if is_small else ""}{command}'
