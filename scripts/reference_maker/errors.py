@@ -137,7 +137,7 @@ def _placeholder(node: ast.expr) -> str:
         if name in ('shown', 'len', 'str', 'repr', 'size', 'first_line') and node.args:
             return _placeholder(node.args[0]) if name != 'len' else 'N'
         if name == 'install_extra':
-            return f'in the repository: uv sync --inexact --extra {_template(node.args[0])}'
+            return f'in the repository: uv sync --inexact --extra {_template(node.args[0])} --no-dev'
     return '…'
 
 

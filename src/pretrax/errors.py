@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import pathlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
@@ -119,5 +120,7 @@ def unfiltered_output() -> TextIO:
 
 
 def install_extra(extra: str) -> str:
-    """The advice to install an optional extra: it keeps those that are installed, and needs no package index."""
-    return f"in the repository: uv sync --inexact --extra {extra}   (or: pip install -e '.[{extra}]')"
+    """The advice to install an optional extra. In a clone, it keeps those that are installed."""
+    if (pathlib.Path(__file__).parents[2] / 'pyproject.toml').is_file():
+        return f"in the repository: uv sync --inexact --extra {extra} --no-dev   (or: pip install -e '.[{extra}]')"
+    return f"pip install 'pretrax[{extra}]'   (or: uv pip install 'pretrax[{extra}]')"

@@ -130,14 +130,6 @@ def test_a_mistake_is_explained(arguments, message, capsys, tmp_path, monkeypatc
     assert message in capsys.readouterr().err
 
 
-def test_a_missing_extra_is_explained(capsys, monkeypatch):
-    monkeypatch.setattr('importlib.util.find_spec', lambda name: None if name == 'uvicorn' else name)
-    with pytest.raises(SystemExit) as ended:
-        main(['serve', 'runs/nothing'])
-    assert ended.value.code == 2
-    assert 'needs the package uvicorn\n  in the repository: uv sync --inexact --extra serve' in capsys.readouterr().err
-
-
 def test_a_checkpoint_cannot_be_followed(run, capsys, monkeypatch):
     checkpoint = sorted((run.directory / 'checkpoints').iterdir())[-1]
     monkeypatch.setattr('pretrax.cli.serve._load', lambda *_: pytest.fail('it is loaded first'))

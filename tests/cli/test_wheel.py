@@ -41,9 +41,9 @@ def test_a_wheel_trains_the_quickstart_outside_the_repository(tmp_path):
     assert (tmp_path / 'pretrax-schema.json').is_file()
 
 
-def test_the_extra_all_has_every_extra_but_the_accelerators():
+def test_the_extra_all_has_every_extra_but_the_accelerators_and_the_empty_one():
     project = tomllib.loads((REPOSITORY / 'pyproject.toml').read_text())['project']
     extras = project['optional-dependencies']
     [everything] = extras['all']
     named = everything.removeprefix('pretrax[').removesuffix(']').split(',')
-    assert set(named) == set(extras) - {'all', 'cuda', 'cuda-local', 'tpu'}
+    assert set(named) == set(extras) - {'all', 'cuda', 'cuda-local', 'tpu', 'serve'}

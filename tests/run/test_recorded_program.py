@@ -26,6 +26,14 @@ def test_a_run_writes_its_program_as_a_page_a_picture_and_text(small, tmp_path):
     assert '<title>small</title>' in (directory / 'program.html').read_text()
 
 
+def test_without_quickjs_the_page_is_written(small, tmp_path, monkeypatch):
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+    said = train_small(small, graph=True)
+    directory = tmp_path / 'run' / 'program'
+    assert said == [f'program: {directory / "program.html"} (also {TEXT})']
+    assert sorted(path.name for path in directory.iterdir()) == [TEXT, 'program.html']
+
+
 def test_a_run_that_is_traced_writes_the_text_alone(small, tmp_path):
     assert train_small(small, profile=1) == []
     assert [path.name for path in (tmp_path / 'run' / 'program').iterdir()] == [TEXT]
@@ -44,7 +52,7 @@ def test_a_picture_that_fails_is_a_warning(small, tmp_path, monkeypatch):
     def fail(*_):
         raise ValueError('no room\nat all')
 
-    monkeypatch.setattr('pretrax.view.program.picture.write_pictures', fail)
+    monkeypatch.setattr('pretrax.view.program.picture.write_picture', fail)
     assert train_small(small, graph=True) == [
         f'WARNING: {tmp_path / "run" / "program"}: the picture of the program was not written: no room'
     ]

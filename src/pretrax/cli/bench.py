@@ -6,6 +6,7 @@ sweep. The exit code is 1 if a row failed, and 130 after Ctrl-C.
 
 import contextlib
 import functools
+import importlib.util
 import re
 import signal
 import sys
@@ -26,7 +27,7 @@ def bench(
     row: int | None = option('Run only row N, counted from 1; several may run at once.', metavar='N'),
     show: bool = option('Run nothing; show the newest results of all rows, on any hardware.', default=False),
 ) -> int:
-    from pretrax.errors import UserError
+    from pretrax.errors import UserError, install_extra
     from pretrax.experiments.bench import FINAL, ROWS, Bench, Result, earlier_results, measure_command, probe
     from pretrax.experiments.sweep import read_sweep
     from pretrax.storage import BucketPath, locate
@@ -57,6 +58,8 @@ def bench(
     def end(results: list[Result]) -> None:
         say('\n' + '\n'.join(table_text(results)))
         say(f'\nwrote {place}/results.md, .csv, .html and .jsonl')
+        if importlib.util.find_spec('matplotlib') is None:
+            say(f'no plots, which need Matplotlib\n  {install_extra("pictures")}')
 
     if show:
         _fetch(place, directory)

@@ -69,8 +69,12 @@ def scaling(
         print(f'WARNING: {" ".join(problem.split())}', file=sys.stderr)
     directory.mkdir(parents=True, exist_ok=True)
     write_file(directory / 'fit.json', as_json(points, fits, targets).encode())
-    write_file(directory / 'fit.svg', picture(points, fits, targets, '.svg'))
-    print(f'wrote {directory}/fit.svg and fit.json')
+    try:
+        write_file(directory / 'fit.svg', picture(points, fits, targets, '.svg'))
+    except UserError as error:  # Matplotlib is not installed
+        print(f'wrote {directory}/fit.json\n{error}')
+    else:
+        print(f'wrote {directory}/fit.svg and fit.json')
 
 
 def _train(file: 'pathlib.Path', asked: 'Scaling', directory: 'pathlib.Path') -> list['pathlib.Path']:

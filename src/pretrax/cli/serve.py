@@ -6,7 +6,6 @@ Several runs or checkpoints are several models of one server. SIGTERM or Ctrl-C 
 import asyncio
 import contextlib
 import dataclasses
-import importlib.util
 import ipaddress
 import pathlib
 import re
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pretrax.cli._arguments import Dtype, Plugins, check_dtype, load_plugins
-from pretrax.errors import UserError, install_extra, printable
+from pretrax.errors import UserError, printable
 from pretrax.option import argument, option
 
 if TYPE_CHECKING:
@@ -72,9 +71,6 @@ class Options:
 
 
 def serve(options: Options) -> None:
-    for package in ('starlette', 'uvicorn', 'prometheus_client', 'jinja2'):
-        if importlib.util.find_spec(package) is None:
-            raise UserError(f'`pretrax serve` needs the package {package}\n  {install_extra("serve")}')
     from pretrax.serve.access import LOOPBACK, read_keys
     from pretrax.serve.application import make_application
     from pretrax.serve.connections import limits_for

@@ -4,11 +4,10 @@ A directory of runs is watched as a whole: runs that appear in it are added. Ctr
 """
 
 import asyncio
-import importlib.util
 import pathlib
 import sys
 
-from pretrax.errors import UserError, install_extra, printable
+from pretrax.errors import UserError, printable
 from pretrax.option import argument, option
 
 
@@ -32,12 +31,6 @@ def watch(
 
         watch_in_terminal(Places(runs))
         return
-    for package in ('starlette', 'uvicorn'):
-        if importlib.util.find_spec(package) is None:
-            raise UserError(
-                f'the live page needs the package {package}\n  {install_extra("serve")}\n'
-                '  or watch in the terminal: --terminal'
-            )
     from pretrax.serve.access import LOOPBACK, read_keys
     from pretrax.serve.listen import bind
     from pretrax.view.live.server import address, watch_in_browser

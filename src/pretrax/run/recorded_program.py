@@ -1,5 +1,6 @@
 """The compiled step in the run directory: its picture (`log.graph`), and its text, with which traces are joined."""
 
+import importlib.util
 import pathlib
 
 from pretrax.errors import Report, first_line
@@ -26,15 +27,17 @@ def record_program(run: Run, step: CompiledStep, report: Report) -> None:
             _keep_beside_traces(directory.parent / 'profile', before)
         if not run.log.graph:
             return
-        from pretrax.view.program.picture import write_pictures  # QuickJS is not needed otherwise
+        from pretrax.view.program.picture import write_picture
 
         where = f'{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}'
-        write_pictures(directory, program, run.name or run.run_dir.name, where)
+        others = ['program.svg'] if importlib.util.find_spec('quickjs') else []
+        for name in ('program.html', *others):
+            write_picture(directory / name, program, run.name or run.run_dir.name, where)
     except Exception as error:  # whatever is wrong with a picture, training goes on
         what = first_line(error) or type(error).__name__
         report(f'WARNING: {directory}: the picture of the program was not written: {what}')
         return
-    report(f'program: {directory / "program.html"} (also program.svg and {TEXT})')
+    report(f'program: {directory / "program.html"} (also {" and ".join([*others, TEXT])})')
 
 
 def _keep_beside_traces(traces: pathlib.Path, program: bytes) -> None:

@@ -1,5 +1,6 @@
 """The results of a sweep as a table (Markdown, CSV, HTML, text) and as plots (SVG)."""
 
+import importlib.util
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,14 +34,15 @@ _SCALE = {'memory': 1e-9}
 def write_report(
     directory: pathlib.Path, name: str, hardware: Mapping[str, Any], command: str, results: Sequence[Result]
 ) -> None:
-    """Writes results.md, results.csv, results.html, and a plot of each number over each quantity that varies.
+    """Writes results.md, results.csv, results.html and, if Matplotlib is installed, a plot of each number over each
+    quantity that varies.
 
     Args:
         hardware: hardware and versions of the sweep.
         command: the command that writes these files.
         results: from `launch.bench`: `status`, `changes`, `why`, and the numbers of timed rows.
     """
-    plots = dict(_plots(results))
+    plots = dict(_plots(results)) if importlib.util.find_spec('matplotlib') else {}
     for old in directory.glob('plot-*.svg'):
         if old.name not in plots:
             old.unlink()

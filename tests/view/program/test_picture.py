@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from chromium import needs_chromium, observe
 from pretrax.hlo.program import parse_program
-from pretrax.view.program.picture import page_of, svg_of, write_pictures
+from pretrax.view.program.picture import page_of, svg_of
 
 PROGRAMS = Path(__file__).parents[2] / 'hlo' / 'programs'
 HOSTILE = '<script>window.broken = 1</script><img src=x onerror="window.broken = 1">'
@@ -136,8 +136,3 @@ def test_the_svg_file_shows_every_operation_in_its_group():
 def test_a_large_program_has_its_outer_groups_in_the_svg_file():
     boxes = ET.fromstring(svg_of(program('gpu'), 'tiny', most=30)).findall(f'.//{SVG}g[@data-id]')
     assert 10 < len(boxes) <= 30
-
-
-def test_both_files_are_written(tmp_path):
-    write_pictures(tmp_path / 'program', program('gpu'), 'tiny', 'one H200')
-    assert sorted(path.name for path in (tmp_path / 'program').iterdir()) == ['program.html', 'program.svg']

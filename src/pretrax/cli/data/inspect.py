@@ -28,11 +28,14 @@ class Options:
 def inspect(options: Options) -> None:
     from pretrax.data.tokens.flat_tokens import FlatTokens
     from pretrax.data.tokens.token_summary import Lengths, first_documents, lengths
+    from pretrax.view.charts.picture import need_pictures
     from pretrax.view.charts.text import bars_text
 
     path, plot = options.path, options.plot
-    if plot is not None and Path(plot).suffix != '.svg':
-        raise UserError(f'--plot {plot}: expected a name that ends in .svg')
+    if plot is not None:
+        if Path(plot).suffix != '.svg':
+            raise UserError(f'--plot {plot}: expected a name that ends in .svg')
+        need_pictures('.svg')
     files = options.files.open(path)
     identity = files.identity
     known = 'unknown' if files.tokenizer is None else f'sha256 {files.tokenizer.sha256[:16]}..'

@@ -24,11 +24,13 @@ class Options(Configuration):
 def check(options: Options) -> int:
     from pretrax.cli._output import write_output
     from pretrax.run.coordinate_check import Coordinates, as_chart, as_text, check_coordinates, slopes
-    from pretrax.view.charts.picture import SUFFIXES, chart_picture
+    from pretrax.view.charts.picture import SUFFIXES, chart_picture, need_pictures
 
     out = options.out
-    if out is not None and not out.endswith(SUFFIXES):
-        raise UserError(f'--out {out}: expected a name that ends with {", ".join(SUFFIXES)}')
+    if out is not None:
+        if not out.endswith(SUFFIXES):
+            raise UserError(f'--out {out}: expected a name that ends with {", ".join(SUFFIXES)}')
+        need_pictures('.' + out.rpartition('.')[2])
     sizes = _numbers(options.widths)
     found: dict[str, Coordinates] = {}
     for name, mup in (('muP', True), ('standard', False))[: 1 + options.standard]:

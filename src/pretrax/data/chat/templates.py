@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol
 
 from pretrax.data.chat.rendering import Renderer, environment
-from pretrax.errors import UserError, install_extra
+from pretrax.errors import UserError
 from pretrax.system.json_file import read_settings
 
 ROLES = ('system', 'developer', 'user', 'assistant', 'tool', 'function')
@@ -297,11 +297,9 @@ def _read_source(source: str, name: str) -> tuple[set[str], set[str]]:
 
     Raises UserError if it is not a template.
     """
-    try:
-        import jinja2
-        import jinja2.nodes
-    except ImportError:
-        raise UserError(f'a chat template needs jinja2\n  {install_extra("serve")}') from None
+    import jinja2
+    import jinja2.nodes
+
     if len(source) > _MOST_CHARACTERS:
         raise UserError(f'{name} has {len(source):,} characters; expected at most {_MOST_CHARACTERS:,}')
     try:

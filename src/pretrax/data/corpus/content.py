@@ -4,14 +4,18 @@ A compressed file is a sequence of frames (gzip calls them members), and decompr
 `pzstd` and concatenation write many frames, `gzip` and `zstd` write one.
 """
 
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
-import zstandard
-
 from pretrax.data.corpus.storage import Location, opened, refusal
 from pretrax.errors import UserError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 COMPRESSED = ('.gz', '.zst')
 LONGEST_LINE = 1 << 30  # bytes of a line, and of a compressed file that is one document
@@ -45,7 +49,7 @@ def read_content(
             raise UserError(
                 f'{location}: the compressed data is truncated\n  copy or compress the file again'
             ) from None
-        except (zlib.error, zstandard.ZstdError) as error:
+        except (zlib.error, zstd.ZstdError) as error:
             raise UserError(f'{location}: not readable as {location.suffix}: {error}') from None
         except MemoryError:
             raise
@@ -54,7 +58,7 @@ def read_content(
 
 
 def _frames(stream: BinaryIO, suffix: str, start: int, began: Callable[[int, int], None]) -> Iterator[bytes]:
-    # The usual readers of both formats hide where frames start, and zstandard's reader accepts a truncated frame.
+    # The usual readers of both formats hide where frames start.
     frame: Any = None
     position, n_bytes = start, 0  # offset of `block` in the file, and length of the content before it
     while block := stream.read(_COMPRESSED_BLOCK):
@@ -80,7 +84,7 @@ def _frames(stream: BinaryIO, suffix: str, start: int, began: Callable[[int, int
 
 
 def _zstd_frame():
-    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()  # reads the output of `zstd --long=31`
+    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: 31})  # as of `zstd --long=31`
 
 
 def read_document(location: Location) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pretrax.errors import printable
+from pretrax.system.software import need_extra
 from pretrax.view.charts.chart import COLORS, Chart, Panel, log_ticks, number_text
 
 if TYPE_CHECKING:
@@ -70,8 +71,14 @@ def bars_picture(series: Mapping[str, tuple[Sequence[str], Sequence[int]]], titl
     return figure_bytes(draw, '.svg', 0.8 + 0.25 * sum(heights))
 
 
+def need_pictures(suffix: str) -> None:
+    """Raises UserError if Matplotlib is not installed: check it before long work."""
+    need_extra('pictures', f'a chart in a {suffix} file', 'matplotlib')
+
+
 def figure_bytes(draw: Callable[['Figure'], None], suffix: str, height: float) -> bytes:
     """The content of a .png, .svg or .pdf file that `draw` draws; `height` in inches."""
+    need_pictures(suffix)
     import matplotlib
     from matplotlib.figure import Figure
 

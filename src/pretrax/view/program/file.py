@@ -10,6 +10,7 @@ from pretrax.hlo.program import MESH, Program, parse_program
 from pretrax.storage import AnyPath
 from pretrax.storage.locate import write_whole
 from pretrax.system.gzip_file import gunzip
+from pretrax.system.software import need_extra
 
 TEXT = 'program.hlo.txt.gz'
 _PICTURES, _TEXTS = ('.html', '.svg'), ('.txt', '.txt.gz', '.hlo', '.hlo.gz')
@@ -48,13 +49,17 @@ def is_text(path: str) -> bool:
 
 
 def check_name(path: AnyPath) -> AnyPath:
-    """The path of a file to write. Raises UserError if its name says nothing that can be written of a program."""
+    """The path of a file to write. Raises UserError if its name says nothing that can be written of a program, or if
+    the package that lays out an .svg file is not installed.
+    """
     if not path.name.endswith((*_PICTURES, '.txt.gz')):
         raise UserError(
             f'--graph {path}: its name must end in .html (a page whose groups open), .svg (a picture) or .txt.gz (the '
             'text)\n'
             'for example: --graph program.html'
         )
+    if path.suffix == '.svg':
+        need_extra('pictures', f'--graph {path}', 'quickjs')
     return path
 
 

@@ -1,7 +1,7 @@
 """The picture of a compiled program: a page whose groups open, and an SVG file of the whole.
 
 Both are laid out and drawn by `picture.js`, with dagre (MIT license). For SVG files it runs in
-QuickJS.
+QuickJS, a package of the extra `pictures`.
 """
 
 import base64
@@ -10,7 +10,6 @@ import importlib.resources
 import json
 from typing import Any
 
-import quickjs
 from markupsafe import Markup
 
 from pretrax.hlo.program import Operation, Program
@@ -52,6 +51,8 @@ def page_of(program: Program, title: str, where: str = '') -> str:
 
 def svg_of(program: Program, title: str, most: int = BOXES) -> str:
     """An SVG picture with all groups open, as far as it has at most about `most` boxes."""
+    import quickjs
+
     context = quickjs.Context()
     context.eval('globalThis.structuredClone = (value) => JSON.parse(JSON.stringify(value))')
     for name in ('dagre.min.js', 'picture.js'):
@@ -74,12 +75,6 @@ def write_picture(path: AnyPath, program: Program, title: str, where: str = '') 
     content = (page_of(program, title, where) if path.suffix == '.html' else svg_of(program, title)).encode()
     write(path, content)
     return len(content)
-
-
-def write_pictures(directory: AnyPath, program: Program, title: str, where: str) -> None:
-    """Writes `program.html` and `program.svg`."""
-    for name in ('program.html', 'program.svg'):
-        write_picture(directory / name, program, title, where)
 
 
 def _asset(name: str) -> str:
