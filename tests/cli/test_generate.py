@@ -38,6 +38,8 @@ def test_the_defaults(tmp_path):
     assert engine.asked[0].sampling == Sampling(temperature=0.8)
     assert (engine.asked[0].max_tokens, engine.status().slots) == (128, 1)
     assert generate(['--prompt', 'a'] * 9, tmp_path).status().slots == 8
+    small = generate(['--prompt', 'a', '--prompt', 'four'], tmp_path, max_length=64)
+    assert [request.max_tokens for request in small.asked] == [63, 60]  # as many as the positions leave
 
 
 def test_texts_are_printed_in_order_whichever_is_finished_first(tmp_path, capsys):
@@ -85,7 +87,8 @@ def test_text_reaches_a_pipe_while_it_is_written(tmp_path):
         (['--top-p', '0'], '--top-p is 0.0; expected a number above 0 and at most 1'),
         (['--n', '0'], '--n'),
         (['--stop', ''], '--stop is empty'),
-        (['--prompt', 'x' * 4000], 'a prompt of 4000 tokens and 128 new ones exceed the 4096 positions'),
+        (['--prompt', 'x' * 4000, '--tokens', '128'], 'a prompt of 4000 tokens and 128 new ones exceed the 4096 positions'),
+        (['--prompt', 'x' * 4096], 'a prompt of 4096 tokens leaves no room for an answer'),
         (['--prompt', 'x', '--prompts', 'y', '--out', 'z'], '--prompt and --prompts exclude each other'),
     ],
 )

@@ -69,6 +69,11 @@ def test_a_line_has_settings_of_its_own(files, tmp_path):
     assert {answer['finish'] for answer in answers} == {'stop'}
 
 
+def test_an_answer_fits_the_positions_unless_more_tokens_are_asked_for(files, tmp_path):
+    engine = generate(files({'prompt': 'four'}, {'prompt': 'a', 'max_tokens': 9}), tmp_path, max_length=64)
+    assert [request.max_tokens for request in engine.asked] == [60, 9]
+
+
 def test_messages_are_encoded_with_the_chat_template(files, tmp_path):
     tokenizer = chat_tokenizer()
     end = tokenizer.special_tokens['<|im_end|>']
@@ -99,7 +104,7 @@ def test_messages_are_encoded_with_the_chat_template(files, tmp_path):
         ({'prompt': 'x', 'stop': ['']}, 'line 2: stop is [""]'),
         ({'prompt': 'x', 'temprature': 1}, 'line 2: temprature is not a setting; did you mean temperature?'),
         ({'prompt': 'x', 'text': 'y'}, 'line 2: text is a field of the answers'),
-        ({'prompt': 'x' * 5000}, 'line 2: a prompt of 5000 tokens and 128 new ones exceed the 4096 positions'),
+        ({'prompt': 'x' * 5000}, 'line 2: a prompt of 5000 tokens leaves no room for an answer'),
         ({'messages': [{'role': 'user', 'content': 'x'}]}, 'a base model, which continues text'),
     ],
 )

@@ -42,9 +42,8 @@ def summary(result: Result, arguments: list[str]) -> list[str]:
         lines.append(f'WARNING: {text}')
     model, tokenizer = run.recipe.model, run.source.tokenizer
     writes = _allowed(lambda: check_can_sample(model, run.source))
-    if writes and (room := most_new_tokens(model, tokenizer, config.sample.prompts)):
-        choices = config.sample.model_copy(update={'tokens': min(config.sample.tokens, room)})
-        texts = sample(model, result.state.weights, tokenizer, choices)
+    if writes and most_new_tokens(model, tokenizer, config.sample.prompts):
+        texts = sample(model, result.state.weights, tokenizer, config.sample)
         _, text = shown_samples(run.shown_prompts, run.sample.prompts, texts)[0]
         lines += ['', 'The model writes:', *(f'    {line}' for line in text.splitlines())]
     return [
@@ -69,10 +68,9 @@ def _next(result: Result, arguments: list[str], writes: bool) -> list[tuple[str,
     config, run = result.run.config, result.run
     directory = shlex.quote(str(config.run_dir))
     commands = []
-    if writes and (room := most_new_tokens(run.recipe.model, run.source.tokenizer, ['class '])):
-        shorter = f' --tokens {room}' if room < 128 else ''  # the default of generate is 128
+    if writes and most_new_tokens(run.recipe.model, run.source.tokenizer, ['class ']):
         plugins = ''.join(f' --plugin {shlex.quote(plugin)}' for plugin in config.plugins)
-        commands.append((f"pretrax generate {directory} --prompt 'class '{shorter}{plugins}", 'more text'))
+        commands.append((f"pretrax generate {directory} --prompt 'class '{plugins}", 'more text'))
     more = {} if result.stopped else {'steps': str(2 * config.steps)}
     commands.append((_again(config, arguments, more), 'continues'))
     if config.data.name == 'text' and getattr(config.data.options, 'text', None) == 'stdlib':

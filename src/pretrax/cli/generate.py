@@ -21,7 +21,7 @@ class Options:
     prompts: str | None = option('Lines with "prompt" or "messages"; needs --out.', metavar='FILE.jsonl')
     out: str | None = option('File for the answers to --prompts, in the same order.', metavar='FILE.jsonl')
     chat: bool = option('Talk to the model; /quit ends, /reset starts again.', default=False)
-    tokens: int | None = option('Most tokens to generate. [default: 128; with --chat as many as fit]', min=1)
+    tokens: int | None = option('Most tokens to generate. [default: 128, or as many as fit; with --chat as many as fit]', min=1)
     sampling: Sampling = dataclasses.field(default_factory=lambda: Sampling(temperature=0.8))
     n: int = option('Texts for each prompt.', default=1, min=1)
     stop: tuple[str, ...] = option('Text that ends the answer and is not shown; may be repeated.', default=())
@@ -51,7 +51,7 @@ def generate(options: Options) -> None:
         from pretrax.weights.prompt_file import Wanted, answer_file
 
         assert options.out is not None
-        wanted = Wanted(sampling, options.tokens or 128, options.n, stops)
+        wanted = Wanted(sampling, options.tokens, options.n, stops)
         answer_file(load, options.prompts, options.out, wanted, options.slots)
     else:
         _print_texts(load(), options)
@@ -80,11 +80,10 @@ def _print_texts(model: LoadedModel, options: Options) -> None:
     from pretrax.infer.answers import Asked, Speed, encode_prompt, show, write
     from pretrax.infer.request import Request
 
-    tokens = options.tokens or 128
     asked, texts = [], []
     for prompt in options.prompt or ('',):
         ids = tuple(encode_prompt(model.tokenizer, prompt))
-        model.check_length(ids, tokens)
+        tokens = model.answer_length(ids, options.tokens)
         for _ in range(options.n):
             request = Request(
                 prompt=ids, max_tokens=tokens, sampling=options.sampling, choice=len(asked), stop_ids=model.end

@@ -9,6 +9,7 @@ import numpy as np
 from pretrax.errors import UserError
 from pretrax.infer.sampling_settings import Sampling
 
+DEFAULT_TOKENS = 128  # of an answer, unless the user says otherwise
 MAX_STOP_IDS = 16
 MAX_BIASED = 300  # tokens with a logit bias
 MAX_LOGPROBS = 20  # likeliest tokens reported at a position
@@ -125,11 +126,34 @@ def check_positions(prompt: int, tokens: int, positions: int | None) -> None:
         tokens: the most tokens of the answer.
         positions: positions of the model; None: any number.
     """
-    if positions is not None and prompt + tokens > positions:
+    if positions is None or prompt + tokens <= positions:
+        return
+    if prompt >= positions:
         raise UserError(
-            f'a prompt of {prompt} tokens and {tokens} new ones exceed the {positions} positions of the model\n'
-            f'ask for at most {max(positions - prompt, 0)} new tokens'
+            f'a prompt of {prompt} tokens leaves no room for an answer: the model has {positions} positions\n'
+            'shorten the prompt'
         )
+    raise UserError(
+        f'a prompt of {prompt} tokens and {tokens} new ones exceed the {positions} positions of the model\n'
+        f'ask for at most {positions - prompt} new tokens'
+    )
+
+
+def answer_length(prompt: int, tokens: int | None, positions: int | None) -> int:
+    """The most tokens of an answer.
+
+    Args:
+        prompt: tokens of the prompt.
+        tokens: how many were asked for; None: `DEFAULT_TOKENS`, or as many as fit.
+        positions: positions of the model; None: any number.
+
+    Raises:
+        UserError: the prompt and its answer exceed the positions.
+    """
+    if tokens is None:
+        tokens = DEFAULT_TOKENS if positions is None else max(1, min(DEFAULT_TOKENS, positions - prompt))
+    check_positions(prompt, tokens, positions)
+    return tokens
 
 
 class Serving(Protocol):

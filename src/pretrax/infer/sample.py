@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_can_sample(model: Model, source: Any, choices: 'Sample | None' = None) -> None:
-    """Raises UserError if a model or its data cannot write text, or not as much as `choices` ask for."""
+    """Raises UserError if a model or its data cannot write text after the prompts of `choices`."""
     if not model.can_generate:
         raise UserError(
             f'sample: {type(model).__name__} cannot generate text: it has no logits(weights, tokens)\n'
@@ -23,10 +23,9 @@ def check_can_sample(model: Model, source: Any, choices: 'Sample | None' = None)
         )
     if getattr(source, 'tokenizer', None) is None:
         raise UserError('sample: the data has no tokenizer to read tokens with\nset sample.every=0')
-    if choices is not None and (room := most_new_tokens(model, source.tokenizer, choices.prompts)) < choices.tokens:
+    if choices is not None and not most_new_tokens(model, source.tokenizer, choices.prompts):
         raise UserError(
-            f'sample.tokens is {choices.tokens}, but the {model.max_length} positions of the model leave {room} after '
-            'the longest of sample.prompts\n' + (f'set sample.tokens={room}' if room else 'shorten the prompts')
+            f'sample.prompts: the longest fills the {model.max_length} positions of the model\nshorten the prompts'
         )
 
 
@@ -38,11 +37,12 @@ def most_new_tokens(model: Model, tokenizer: Any, prompts: Sequence[str]) -> flo
 
 
 def sample(model: Model, weights: Any, tokenizer: Any, choices: 'Sample', seed: int = 0) -> list[str]:
-    """Each prompt and its continuation, up to the end of the text."""
+    """Each prompt and its continuation, up to the end of the text or of the model's positions."""
     prompts = _encoded(tokenizer, choices.prompts)
     end = () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
-    how = {name: getattr(choices, name) for name in ('tokens', 'temperature', 'top_k', 'top_p')}
-    continued = generate(model, weights, prompts, **how, seed=seed, stop_ids=end)
+    how = {name: getattr(choices, name) for name in ('temperature', 'top_k', 'top_p')}
+    tokens = min(choices.tokens, most_new_tokens(model, tokenizer, choices.prompts))
+    continued = generate(model, weights, prompts, tokens=int(tokens), **how, seed=seed, stop_ids=end)
     texts = []
     for prompt, ids, more in zip(choices.prompts, prompts, continued, strict=True):
         texts.append(prompt + text_after(tokenizer, ids, [token for token in more if token not in end]))

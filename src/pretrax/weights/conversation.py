@@ -31,7 +31,7 @@ def chat_with(
     """
     template = model.chat_template()
     length = max_length or model.longest(slots=1)
-    model.check_length((), length)
+    model.answer_length((), length)  # raises
     engine = model.engine(length, slots=1)
     with contextlib.suppress(ImportError):  # it gives `input` a history and editing
         import readline  # noqa: F401

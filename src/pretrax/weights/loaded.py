@@ -91,8 +91,8 @@ class LoadedModel:
         longest = max((len(one.request.prompt) + one.request.max_tokens for one in asked), default=1)
         return self.engine(longest, slots or min(1 << (len(asked) - 1).bit_length(), MOST_SLOTS))
 
-    def check_length(self, prompt: Sequence[int], tokens: int) -> None:
-        """Raises UserError if a prompt and its answer are longer than the model can read."""
-        from pretrax.infer.request import check_positions
+    def answer_length(self, prompt: Sequence[int], tokens: int | None) -> int:
+        """See `infer.request.answer_length`."""
+        from pretrax.infer.request import answer_length
 
-        check_positions(len(prompt), tokens, self.max_length)
+        return answer_length(len(prompt), tokens, self.max_length)

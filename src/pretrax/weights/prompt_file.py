@@ -33,7 +33,7 @@ class Wanted:
     """What the flags ask for, unless a line says otherwise."""
 
     sampling: Sampling
-    max_tokens: int
+    max_tokens: int | None  # None: see `infer.request.answer_length`
     n: int
     stop: tuple[str, ...]
 
@@ -202,13 +202,13 @@ def _requests(lines: Sequence[Line], model: LoadedModel, name: str) -> tuple[lis
                 ids, stop_ids = tuple(template.encode(line.fields['messages'])), tuple(dict.fromkeys(end))
             else:
                 ids, stop_ids = tuple(encode_prompt(model.tokenizer, line.fields['prompt'])), model.end
-            model.check_length(ids, wanted.max_tokens)
+            tokens = model.answer_length(ids, wanted.max_tokens)
         except UserError as error:
             raise UserError(f'{name}, line {line.number}: {error}') from None
         for choice in range(wanted.n):
             request = Request(
                 prompt=ids,
-                max_tokens=wanted.max_tokens,
+                max_tokens=tokens,
                 sampling=wanted.sampling,
                 choice=choice if line.seeded else len(asked),
                 stop_ids=stop_ids,
