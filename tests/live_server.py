@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import math
 import random
 import socket
@@ -14,6 +13,7 @@ from typing import Any
 
 from pretrax.observe.attempts import note
 from pretrax.observe.metrics import MetricsLog
+from pretrax.observe.samples import SampleLog
 from pretrax.serve.access import Keys
 from pretrax.serve.listen import bind
 from pretrax.view.live.runs import Places
@@ -111,9 +111,9 @@ class WrittenRun:
                 }  # fmt: skip
                 log.write(line | (values if number == steps - 1 else {}))
 
-    def sample(self, prompt: str, text: str) -> None:
-        with (self.directory / 'samples.jsonl').open('a') as file:
-            file.write(json.dumps({'step': self.step, 'prompt': prompt, 'text': text}) + '\n')
+    def sample(self, prompt: str, continuation: str) -> None:
+        with contextlib.closing(SampleLog(self.directory, self.step, lambda _: None)) as log:
+            log.write(self.step, [prompt], [prompt + continuation])
 
     def end(self, event: str, **what: Any) -> None:
         """Writes how the attempt ended."""

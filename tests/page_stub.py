@@ -31,8 +31,10 @@ class Stub:
         cancelled: set when a client closed the connection during an answer.
     """
 
-    def __init__(self, *, chat: bool = False, key: str = '', name: str = 'tiny', origin: str = ''):
-        self.chat, self.key, self.name, self.origin = chat, key, name, origin
+    def __init__(
+        self, *, chat: bool = False, key: str = '', name: str = 'tiny', origin: str = '', max_length: int = 2048
+    ):
+        self.chat, self.key, self.name, self.origin, self.max_length = chat, key, name, origin, max_length
         self.answers: list[list[str]] = [[' and', ' they', ' lived', ' happily']]
         self.gate = threading.Event()
         self.gate.set()
@@ -76,15 +78,15 @@ class Stub:
             'object': 'model',
             'created': 0,
             'owned_by': 'pretrax',
-            'max_model_len': 2048,
+            'max_model_len': self.max_length,
             'step': 12000,
             'chat': self.chat,
         }
         return self._refusal(request) or JSONResponse({'object': 'list', 'data': [about]})
 
     async def tokenize(self, request):
-        body = await request.json()
-        return JSONResponse({'count': len(body['text']), 'max_model_len': 2048, 'tokens': []})
+        tokens = list(_content(await request.json()).encode())
+        return JSONResponse({'count': len(tokens), 'max_model_len': self.max_length, 'tokens': tokens})
 
     async def complete(self, request):
         if request.method == 'OPTIONS':
@@ -93,6 +95,8 @@ class Stub:
             return refusal
         body = await request.json()
         self.asked.append(body)
+        if len(_content(body)) + body['max_tokens'] > self.max_length:
+            return JSONResponse({'error': {'message': 'too long', 'code': 'context_length_exceeded'}}, 400)
         if self.error:
             error, self.error = self.error, None
             return JSONResponse({'error': error}, error['status'])
@@ -153,6 +157,13 @@ class Stub:
         yield choice('', None, 'length')
         yield event({'choices': [], 'usage': {'prompt_tokens': 3, 'completion_tokens': len(tokens)}})
         yield b'data: [DONE]\n\n'
+
+
+def _content(body: dict[str, Any]) -> Any:
+    """What a model reads, with a token for each byte."""
+    if 'messages' in body:
+        return ''.join(message['content'] for message in body['messages'])
+    return body['prompt']
 
 
 @contextlib.contextmanager

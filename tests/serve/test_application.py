@@ -139,6 +139,9 @@ def test_text_becomes_tokens_and_text_again(server):
     assert made['tokens'] == [104, 195, 169]
     assert made['count'] == 3
     assert call(server, '/detokenize', {'tokens': made['tokens']})[2]['text'] == 'h\u00e9'
+    chat = call(server, '/tokenize', {'model': 'stub-chat', 'messages': HELLO})[2]
+    assert bytes(chat['tokens']).decode() == 'user: hello\nassistant: '
+    assert (chat['count'], chat['max_model_len']) == (len(chat['tokens']), 512)
 
 
 CHAT = {'model': 'stub-chat', 'messages': HELLO, 'max_tokens': 1}

@@ -1,5 +1,7 @@
 """`/v1/completions` and `/v1/chat/completions`."""
 
+from serve.calls import call
+
 HELLO = [{'role': 'user', 'content': 'hello'}]
 
 
@@ -26,6 +28,19 @@ def test_a_chat_and_its_stream_are_the_same_text(client):
     text = ''.join(event.choices[0].delta.content or '' for event in events)
     assert text == whole.choices[0].message.content
     assert events[-1].choices[0].finish_reason == 'length'
+
+
+def test_a_message_of_the_assistant_is_continued(server, client):
+    """The prompt ends with the message, whose turn is open; the answer is only what follows."""
+    begun = [*HELLO, {'role': 'assistant', 'content': 'hi'}]
+    extra = {'continue_final_message': True, 'add_generation_prompt': False}  # as vLLM's clients send it
+    ids = call(server, '/tokenize', {'model': 'stub-chat', 'messages': begun} | extra)[2]['tokens']
+    assert bytes(ids).decode() == 'user: hello\nassistant: hi'
+    asked = {'model': 'stub-chat', 'messages': begun, 'max_tokens': 9, 'seed': 1}
+    answer = client.chat.completions.create(**asked, extra_body=extra)
+    same = client.completions.create(model='stub-chat', prompt=ids, max_tokens=9, seed=1)
+    assert answer.choices[0].message.content == same.choices[0].text
+    assert answer.usage.prompt_tokens == len(ids)
 
 
 def test_the_answers_to_several_prompts_are_in_order(client):

@@ -1,6 +1,7 @@
 """The chat page in a real Chromium, with a small server that streams what a test tells it to."""
 
 import contextlib
+import json
 import re
 import socket
 import subprocess
@@ -97,6 +98,7 @@ def ask(page: Page, words: str) -> None:
     page.get_by_role('textbox', name='Message').fill(words)
     page.keyboard.press('Enter')
     expect(page.get_by_role('article').last).to_contain_text('token limit')
+    expect(button(page, 'Stop')).to_be_hidden()
 
 
 def messages(page: Page) -> list[str]:
@@ -509,12 +511,36 @@ def test_a_refused_request_is_explained_and_can_be_tried_again(serve, careless_v
     expect(text_of(page)).to_have_value('Once and they lived happily')
 
 
-def test_less_room_than_asked_for_is_used_up(serve, careless_visit):
-    stub = Stub()
-    page = careless_visit.open(serve(stub))
-    stub.error = {'status': 400, 'message': 'too long', 'code': 'context_length_exceeded'}
-    write(page, 'Once')
-    assert [asked['max_tokens'] for asked in stub.asked] == [256, 2048 - len('Once')]
+@pytest.mark.parametrize(
+    ('mode', 'words', 'settings', 'most', 'read'),
+    [
+        ('text', 'Once', {}, 252, None),  # not the 256 of the defaults
+        ('text', 'x' * 100, {}, 156, None),
+        ('text', 'x' * 200, {}, 128, 128),  # no quarter of the positions is left: the first half is not read
+        ('text', 'x' * 1000, {'max_tokens': '9'}, 9, 128),
+        ('text', 'x' * 240, {'max_tokens': '9'}, 9, None),
+        ('chat', 'x' * 240, {}, 16, None),
+    ],
+)
+def test_a_model_is_asked_for_as_many_tokens_as_fit(mode, words, settings, most, read, serve, visit):
+    """`visit` fails if a request is refused."""
+    stub = Stub(chat=mode == 'chat', max_length=256)
+    visit.context.add_init_script(f'localStorage.setItem("pretrax.settings", {json.dumps(json.dumps(settings))})')
+    page = visit.open(serve(stub))
+    (ask if mode == 'chat' else write)(page, words)
+    [asked] = stub.asked
+    assert asked['max_tokens'] == most
+    expected = words if read is None else list(words[-read:].encode())
+    assert (asked['messages'][0]['content'] if mode == 'chat' else asked['prompt']) == expected
+    if read:
+        expect(page.locator('#facts-of-answer')).to_contain_text(f'after the last {read} tokens')
+
+
+def test_a_chat_that_fills_the_positions_is_refused_with_the_words_of_the_server(serve, careless_visit):
+    page = careless_visit.open(serve(Stub(chat=True, max_length=256)))
+    page.get_by_role('textbox', name='Message').fill('x' * 300)
+    page.keyboard.press('Enter')
+    expect(page.get_by_role('alert')).to_contain_text('Too long')
 
 
 @pytest.mark.parametrize('mode', ['base', 'chat'])

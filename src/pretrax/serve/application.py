@@ -182,7 +182,7 @@ async def tokenize(http: Any) -> Response:
     service = service_of(http)
     body = await service.read(http, TokenizeBody)
     model = service.model(body.model)
-    ids = await model.encode(body.content, body)
+    ids = await (completions.chat_prompt(model, body) if body.messages else model.encode(body.content, body))
     return JSONResponse({'tokens': ids, 'count': len(ids), 'max_model_len': model.thread.max_length})
 
 

@@ -181,11 +181,27 @@ class Message(_Object):
         return {'role': self.role, 'content': text} | ({} if self.name is None else {'name': self.name})
 
 
-class ChatBody(_Generation):
-    neutral = fields.CHAT
+class Conversation(_Object):
+    """The messages before an answer. All but the messages are extensions."""
 
     messages: list[Message] = Field(min_length=1)
-    chat_template_kwargs: dict[str, Any] = {}  # extension: variables of the chat template
+    chat_template_kwargs: dict[str, Any] = {}  # variables of the chat template
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False  # the answer continues the last message
+
+    @model_validator(mode='after')
+    def _check_end(self) -> Self:
+        if self.continue_final_message:
+            if len(self.messages) < 2 or self.messages[-1].role != 'assistant':
+                raise ValueError('continue_final_message needs a last message of the role assistant, after another one')
+        elif not self.add_generation_prompt:
+            raise ValueError('without add_generation_prompt there is no answer; continue_final_message continues one')
+        return self
+
+
+class ChatBody(_Generation, Conversation):
+    neutral = fields.CHAT
+
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
@@ -210,14 +226,15 @@ class EmbeddingBody(RawText):
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
 
-class TokenizeBody(RawText):
+class TokenizeBody(RawText, Conversation):
     text: str | None = None
     prompt: str | None = None  # the same, by the name that vLLM has for it
+    messages: list[Message] = []
 
     @model_validator(mode='after')
     def _check_one(self) -> Self:
-        if (self.text is None) == (self.prompt is None):
-            raise ValueError('give one of text and prompt')
+        if [self.text is None, self.prompt is None, not self.messages].count(False) != 1:
+            raise ValueError('give one of text, prompt and messages')
         return self
 
     @property

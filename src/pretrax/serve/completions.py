@@ -8,7 +8,7 @@ from typing import Any
 from pretrax.errors import UserError
 from pretrax.infer.request import Request, Token
 from pretrax.serve.answers import Choice, Delta, Echo, token_name
-from pretrax.serve.bodies import ChatBody, CompletionBody, RawText, listed
+from pretrax.serve.bodies import ChatBody, CompletionBody, Conversation, RawText, listed
 from pretrax.serve.errors import ApiError
 from pretrax.serve.generation import Format, Generation
 from pretrax.serve.service import ServedModel, Template, Tokenizer, service_of
@@ -79,14 +79,12 @@ async def chat_completions(http: Any) -> Generation:
     service = service_of(http)
     body = await service.read(http, ChatBody)
     model = service.model(body.model)
-    if model.template is None:
-        message = f'{model.name} is a base model: it has no chat template; use /v1/completions'
-        raise ApiError(400, message, param='messages', code='no_chat_template')
+    template = template_of(model)
     model.admission.check(body.n)
-    prompt = await _prompt(model, model.template, body)
+    prompt = await chat_prompt(model, body)
     room = model.room(prompt, body.max_completion_tokens or body.max_tokens, 'messages')
     sampling = body.sampling(model.thread.vocab_size)
-    stop_ids = model.stop_ids(body.ignore_eos, body.stop_token_ids, model.template.end_of_turn)
+    stop_ids = model.stop_ids(body.ignore_eos, body.stop_token_ids, template.end_of_turn)
     hidden = model.hidden(body.skip_special_tokens)
     logprobs = body.top_logprobs if body.logprobs else None
     request = Request(prompt=prompt, max_tokens=room, sampling=sampling, stop_ids=stop_ids, logprobs=logprobs)
@@ -97,17 +95,34 @@ async def chat_completions(http: Any) -> Generation:
     return Generation(service, model, requests, choices, form, body.stream)
 
 
-async def _prompt(model: ServedModel, template: Template, body: ChatBody) -> tuple[int, ...]:
-    """The tokens of a conversation. Raises ApiError 400 if they are too many, or the template leaves something out."""
+def template_of(model: ServedModel) -> Template:
+    """The chat template of a model. Raises ApiError 400 if it has none."""
+    if model.template is None:
+        message = f'{model.name} is a base model: it has no chat template; use /v1/completions'
+        raise ApiError(400, message, param='messages', code='no_chat_template')
+    return model.template
+
+
+async def chat_prompt(model: ServedModel, body: Conversation) -> tuple[int, ...]:
+    """The tokens of a conversation.
+
+    Raises:
+        ApiError: the model has no template, the tokens are too many, or the template leaves something out.
+    """
+    template = template_of(model)
     try:
         template.check_variables(body.chat_template_kwargs)
     except UserError as error:
         raise ApiError(400, str(error), param='chat_template_kwargs', code='invalid_value') from None
     messages = [message.written for message in body.messages]
+    begun = messages.pop()['content'] if body.continue_final_message else ''
     try:
         parts = await asyncio.to_thread(template.prompt, messages, body.chat_template_kwargs)
     except UserError as error:
         raise ApiError(400, str(error), param='messages', code='invalid_value') from None
+    if begun:  # one text with what the template writes before it, as while it was written
+        before = parts.pop() if isinstance(parts[-1], str) else ''
+        parts.append(f'{before}{begun}')
     model.check_size(sum(len(part.encode()) for part in parts if isinstance(part, str)), 'messages')
     return tuple(await asyncio.to_thread(model.tokenizer.encode_with_special_tokens, parts))
 

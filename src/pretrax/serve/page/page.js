@@ -2,12 +2,13 @@
 
 import { button, byId, element } from './dom.js';
 import { Editor } from './editor.js';
+import { examples } from './examples.js';
 import { Aligner, grow, run, tokenAt, TokenPanel } from './runs.js';
 import { askForKey, chooseTheme } from './served.js';
 import { Server, ServerError } from './server.js';
 import { Settings } from './settings.js';
 import * as texts from './texts.js';
-import { inspectable, Thread } from './thread.js';
+import { copyButton, inspectable, Thread } from './thread.js';
 
 const SAVE_EVERY = 500; // milliseconds, while somebody writes
 
@@ -23,7 +24,7 @@ const settings = new Settings(byId('settings').querySelector('form'), settingCha
 const editor = new Editor(byId('editor'), edited);
 const panel = new TokenPanel(byId('token'), chooseToken);
 const thread = new Thread(byId('thread'), {
-  edit: editMessage, regenerate: place => again(place), show: showVersion, facts, useSecond,
+  edit: editMessage, regenerate: place => again(place), goOn, show: showVersion, facts, useSecond,
 });
 
 const model = () => models.find(({ id }) => id === byId('model').value) ?? models[0];
@@ -91,7 +92,7 @@ async function write() {
   texts.commit(text);
   const base = text.versions[text.current];
   const jobs = [answer(here, model(), text.current, base)];
-  const other = secondModel();
+  const other = chatting() && text.items[base.at(-1)].by === 'model' ? null : secondModel();
   text.second = null;
   if (other) {
     text.second = text.versions.push([...base]) - 1;
@@ -117,25 +118,31 @@ async function write() {
   return undefined;
 }
 
-/** Has a model answer `base`, at the end of a version. Returns undefined, or the error that ended it. */
+/**
+ * Has a model answer `base`, at the end of a version; the last answer of a chat is continued. Returns undefined, or the error that
+ * ended it.
+ */
 async function answer(server, asked, version, base) {
   const { id, step } = asked;
   writing ??= new AbortController();
   const { signal } = writing;
   const messages = base.map(item => text.items[item]);
   const name = server.name ? `${id} at ${server.name}` : id;
-  const item = texts.add(text, { by: 'model', text: '', tokens: [], model: name, step, finish: null, count: 0 });
+  const begun = chatting() && messages.at(-1).by === 'model' ? messages.at(-1) : { text: '' };
+  const { tokens = [], count = 0, seconds = 0 } = begun;
+  const item = texts.add(text, { ...begun, by: 'model', tokens: [...tokens], model: name, step, finish: null, count });
   const own = text;
-  own.versions[version] = [...base, item.id];
+  own.versions[version] = [...base.filter(number => number !== begun.id), item.id];
   const aligner = new Aligner(item);
   const started = performance.now();
   try {
-    for await (const part of server.stream({ model: id, ...body(messages) }, signal)) {
+    for await (const part of server.stream(asked, body(messages), signal)) {
       aligner.add(part.text, part.tokens, part.finish !== null);
-      item.count = part.usage?.completion_tokens ?? item.count + part.tokens.length;
+      item.read ??= part.read;
+      item.count = part.usage ? count + part.usage.completion_tokens : item.count + part.tokens.length;
       if (part.step !== null) item.step = asked.step = part.step;
       item.finish = part.finish ?? item.finish;
-      item.seconds = (performance.now() - started) / 1000;
+      item.seconds = seconds + (performance.now() - started) / 1000;
       growSoon(item);
       saveSoon(own);
     }
@@ -143,7 +150,7 @@ async function answer(server, asked, version, base) {
     if (error.name === 'AbortError') item.finish = 'stopped';
     else if (error instanceof ServerError) {
       item.finish = 'lost';
-      if (!item.text) own.versions[version] = base;
+      if (item.text === begun.text) own.versions[version] = base;
       return error;
     } else throw error;
   } finally {
@@ -159,11 +166,17 @@ const grown = new Set(); // items with words that are not shown yet
 function growSoon(item) {
   if (!grown.size) {
     requestAnimationFrame(() => {
-      keepingTheEndInView(() => grown.forEach(grow));
+      keepingTheEndInView(() => grown.forEach(showGrown));
       grown.clear();
     });
   }
   grown.add(item);
+}
+
+function showGrown(item) {
+  grow(item);
+  if (chatting()) thread.grow(item);
+  else if (item === texts.shown(text).at(-1)) byId('facts-of-answer').textContent = facts(item);
 }
 
 /** Keeps the end of the page in view if it was before `change`. */
@@ -177,6 +190,7 @@ function keepingTheEndInView(change) {
 function body(items) {
   const fields = settings.request(chatting());
   if (!chatting()) return { ...fields, prompt: texts.wordsOf(items) };
+  if (items.at(-1).by === 'model') Object.assign(fields, { continue_final_message: true, add_generation_prompt: false });
   const messages = items.map(item => ({ role: item.by === 'you' ? 'user' : 'assistant', content: item.text }));
   if (settings.values.system) messages.unshift({ role: 'system', content: settings.values.system });
   return { ...fields, messages };
@@ -192,11 +206,9 @@ function again(place) {
   write();
 }
 
-/** Writes on after an error: a text is continued from what was received, an answer of a chat is written again. */
+/** Continues what was received. */
 function goOn() {
-  if (writing) return;
-  if (chatting() && texts.shown(text).at(-1)?.by === 'model') again();
-  else write();
+  if (!writing) write();
 }
 
 async function waitForTheServer(error) {
@@ -235,6 +247,8 @@ function edited(value) {
   text.changed = Date.now();
   saveSoon(text);
   renderTools();
+  renderFont();
+  renderExamples();
 }
 
 function editMessage(place, words) {
@@ -327,7 +341,8 @@ function render() {
   for (const radio of document.getElementsByName('mode')) radio.checked = radio.value === text.mode;
   document.documentElement.dataset.mode = text.mode;
   document.documentElement.classList.toggle('colors', settings.values.colors);
-  document.documentElement.classList.toggle('monospaced', settings.values.monospaced);
+  renderFont();
+  renderExamples();
   byId('legend').hidden = !settings.values.colors;
   byId('new').textContent = chatting() ? 'New chat' : 'New text';
   byId('compare').ariaPressed = String(settings.values.compare);
@@ -343,6 +358,28 @@ function render() {
   }
   renderTools();
   renderSaved();
+}
+
+/** A program is monospaced, unless the settings say otherwise. */
+function renderFont() {
+  for (const font of ['mono', 'plain']) document.documentElement.classList.toggle(font, settings.values.font === font);
+  byId('document').classList.toggle('code', texts.isCode(texts.wordsOf(texts.shown(text))));
+}
+
+/** Offers what to begin with while there is nothing. */
+function renderExamples() {
+  const isEmpty = texts.isEmpty(text) && !writing && models.length > 0;
+  byId('examples').hidden = !isEmpty;
+  byId('examples-title').textContent = chatting() ? 'Ask the model something' : 'Begin a text that the model continues';
+  byId('example-list').replaceChildren(...isEmpty ? examples(text.mode, begin) : []);
+}
+
+function begin(words) {
+  const box = byId(chatting() ? 'message' : 'text');
+  box.value = words;
+  box.dispatchEvent(new Event('input'));
+  box.focus();
+  box.setSelectionRange(words.length, words.length);
 }
 
 function renderSecond(one) {
@@ -379,15 +416,17 @@ function renderTools() {
   byId('version').textContent = `${text.current + 1} of ${text.versions.length}`;
   byId('previous').disabled = Boolean(writing) || text.current === 0;
   byId('next').disabled = Boolean(writing) || text.current === text.versions.length - 1;
-  byId('facts-of-answer').textContent = !chatting() && written && !writing ? facts(written) : '';
+  byId('facts-of-answer').textContent = !chatting() && written ? facts(written) : '';
+  byId('copy').hidden = chatting() || !items.length || Boolean(writing);
 }
 
 const FINISHES = { length: 'token limit', stop: 'ended', stopped: 'stopped', lost: 'broke off' };
 
 /** How an answer was written, in a few words. */
 function facts(item) {
-  if (item.by !== 'model' || !item.finish) return '';
+  if (item.by !== 'model') return '';
   return [
+    item.read && `after the last ${item.read} tokens`,
     item.count && `${item.count} ${item.count === 1 ? 'token' : 'tokens'}`,
     item.count && item.seconds && `${Math.round(item.count / item.seconds)} tokens/s`,
     item.step != null && `step ${item.step.toLocaleString('en')}`,
@@ -450,6 +489,7 @@ byId('new').onclick = () => newText();
 byId('previous').onclick = () => showVersion(text.current - 1);
 byId('next').onclick = () => showVersion(text.current + 1);
 byId('use-second').onclick = useSecond;
+byId('copy').replaceWith(Object.assign(copyButton(() => texts.wordsOf(texts.shown(text))), { id: 'copy' }));
 byId('model').onchange = () => {
   if (texts.isEmpty(text)) text.mode = model().chat ? 'chat' : 'text';
   render();
@@ -506,10 +546,9 @@ document.addEventListener('keydown', event => {
   }
 });
 
-/** Lets somebody choose another token. The API of OpenAI cannot continue an answer of a chat, so texts only. */
+/** Lets somebody choose another token. */
 function pin() {
-  if (chatting() || writing || !panel.token) return;
-  panel.pin();
+  if (!writing && panel.token) panel.pin();
 }
 
 function inspect(token, aloud) {

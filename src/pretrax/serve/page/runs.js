@@ -13,8 +13,7 @@ export function run(item, place) {
   if (!places[place]) {
     const element = document.createElement('span');
     element.className = `run ${item.by}`;
-    element.append(new Text());
-    places[place] = { run: element, tokens: 0, length: 0 };
+    places[place] = { run: element, tokens: 0, length: 0, tail: [], hasBlocks: place === 'thread', fences: [], blocks: [] };
     growAt(item, places[place]);
   }
   return places[place].run;
@@ -26,20 +25,61 @@ export function grow(item) {
 }
 
 function growAt(item, shown) {
-  const tail = shown.run.lastChild;
+  const fences = shown.hasBlocks ? fencesOf(item.text) : [];
+  if (String(fences) === String(shown.fences)) for (const node of shown.tail) node.remove();
+  else {
+    shown.run.replaceChildren();
+    Object.assign(shown, { fences, blocks: [], tokens: 0, length: 0 });
+  }
   for (; shown.tokens < (item.tokens?.length ?? 0); shown.tokens++) {
     const [start, end, , logprob] = item.tokens[shown.tokens];
-    if (start > shown.length) tail.before(item.text.slice(shown.length, start));
+    texts(item, shown, start);
     if (end > start) {
       const element = document.createElement('span');
       element.className = `token level-${level(Math.exp(logprob))}`;
       element.textContent = item.text.slice(start, end);
       tokens.set(element, [item, shown.tokens]);
-      tail.before(element);
+      parent(shown, start).append(element);
     }
     shown.length = Math.max(shown.length, end);
   }
-  tail.data = item.text.slice(shown.length);
+  const { length } = shown;
+  shown.tail = texts(item, shown, item.text.length);
+  shown.length = length;
+}
+
+/** Shows the text up to `end` as text nodes, each within one block or between blocks, and returns them. */
+function texts(item, shown, end) {
+  const nodes = [];
+  const cuts = shown.fences.flat().filter(cut => cut > shown.length && cut < end);
+  for (const cut of end > shown.length ? [...cuts, end] : []) {
+    nodes.push(new Text(item.text.slice(shown.length, cut)));
+    parent(shown, shown.length).append(nodes.at(-1));
+    shown.length = cut;
+  }
+  return nodes;
+}
+
+/** The block of code that a character belongs to, or the run. */
+function parent({ run, fences, blocks }, position) {
+  const number = fences.findIndex(([start, end]) => start <= position && position < end);
+  if (number < 0) return run;
+  if (!blocks[number]) {
+    blocks[number] = Object.assign(document.createElement('span'), { className: 'fenced' });
+    run.append(blocks[number]);
+  }
+  return blocks[number];
+}
+
+/** [start, end) of each block of code between lines of ```; Infinity: its end is not written yet. */
+function fencesOf(text) {
+  const fences = [];
+  for (const { index, 0: line } of text.matchAll(/^ {0,3}```.*(?:\n|$)/gm)) {
+    const open = fences.at(-1)?.[1] === Infinity;
+    if (!open) fences.push([index, Infinity]);
+    else if (line.trim() === '```') fences.at(-1)[1] = index + line.length;
+  }
+  return fences;
 }
 
 /** 0: likely, 4: very unlikely. */
@@ -51,11 +91,11 @@ const FAR = 16; // characters; text that is not this near belongs to another tok
 export class Aligner {
   constructor(item) {
     this.item = item;
-    this.raw = ''; // with the line ends of the model
-    this.at = { points: 0, units: 0, position: 0 }; // in characters, in units of `raw`, in the item's text
+    this.raw = ''; // what was added, with the line ends of the model
+    this.at = { points: 0, units: 0, position: item.text.length }; // in characters, in units of `raw`, in the item's text
     this.first = null; // offset of the first token
     this.last = null; // a token whose end is not known yet
-    this.end = 0; // of the tokens whose text was found
+    this.end = item.text.length; // of the tokens whose text was found
     this.torn = false; // the last token has a part of a character
   }
 

@@ -14,6 +14,8 @@ export class ServerError extends Error {
   }
 }
 
+const TEMPLATE = 512; // tokens that a chat template, or the beginning of a text, may add
+
 const LOST = 'The connection to the server was lost.';
 
 export class Server {
@@ -43,15 +45,16 @@ export class Server {
     }));
   }
 
-  /** Parts of an answer as `{text, tokens, finish, step, usage}`, each as far as it is known. */
-  async *stream(request, signal) {
+  /**
+   * Parts of an answer of one of the `models` as `{text, tokens, finish, step, usage}`, each as far as it is known. The
+   * first has `read`: how many tokens at the end of the text were read, if not all of it.
+   */
+  async *stream({ id, maxLength }, request, signal) {
     const path = request.messages ? 'v1/chat/completions' : 'v1/completions';
-    const whole = { ...request, stream: true, stream_options: { include_usage: true } };
-    const response = await this.#post(path, whole, signal).catch(async error => {
-      if (error.code !== 'context_length_exceeded') throw error;
-      const room = await this.#room(request, error, signal); // for fewer tokens than were asked for
-      return this.#post(path, { ...whole, max_tokens: room }, signal);
-    });
+    const whole = { model: id, ...request, stream: true, stream_options: { include_usage: true } };
+    const fitting = await this.#fitting(whole, maxLength, signal);
+    const response = await this.#post(path, fitting, signal);
+    yield { text: '', tokens: [], finish: null, step: null, usage: null, read: fitting.prompt === whole.prompt ? null : fitting.prompt.length };
     let finished = false;
     for await (const event of answers(response.body)) {
       if (event === '[DONE]') return;
@@ -70,13 +73,21 @@ export class Server {
     if (!finished) throw new ServerError(LOST);
   }
 
-  /** How many tokens fit after a prompt; undefined: as many as the server allows. */
-  async #room({ model, prompt, messages }, error, signal) {
-    if (messages) return undefined;
-    const response = await this.#post('tokenize', { model, text: prompt }, signal);
-    const { count, max_model_len: most } = await response.json();
-    if (count >= most) throw error;
-    return most - count;
+  /**
+   * The request, for as many tokens as a model that reads `most` tokens has room for. A text that leaves less than a
+   * quarter of them, and less than is asked for, is read from its middle on. A chat is never cut: without room, the server says so.
+   */
+  async #fitting(request, most, signal) {
+    const { model, prompt, messages, max_tokens: wanted, continue_final_message = false } = request;
+    const size = new TextEncoder().encode(prompt ?? JSON.stringify(messages)).length; // a token has a byte or more
+    if (most === null || size + wanted + TEMPLATE <= most) return request;
+    const text = messages ? { messages, continue_final_message } : { prompt };
+    const response = await this.#post('tokenize', { model, ...text }, signal);
+    const { tokens } = await response.json();
+    const room = most - tokens.length;
+    if (messages || room >= Math.min(wanted, most / 4)) return { ...request, max_tokens: Math.max(1, Math.min(wanted, room)) };
+    const read = tokens.slice(-Math.ceil(most / 2));
+    return { ...request, prompt: read, max_tokens: Math.min(wanted, most - read.length) };
   }
 
   #post(path, body, signal) {

@@ -4,7 +4,7 @@ const KEY = 'pretrax.settings';
 const DEFAULTS = {
   temperature: '0.8', max_tokens: '256', top_p: '', top_k: '', min_p: '', seed: '',
   repetition_penalty: '', presence_penalty: '', frequency_penalty: '', stop: '', system: '',
-  probabilities: true, colors: false, monospaced: false, other: '', other_model: '', compare: false,
+  probabilities: true, colors: false, font: 'auto', other: '', other_model: '', compare: false,
 };
 const ALTERNATIVES = 5; // likeliest tokens asked for at each position
 const NUMBERS = [
@@ -17,7 +17,8 @@ export class Settings {
     this.values = { ...DEFAULTS, ...JSON.parse(localStorage.getItem(KEY) ?? '{}') };
     this.changed = changed;
     this.#fill();
-    form.addEventListener('input', ({ target }) => {
+    document.addEventListener('input', ({ target }) => {
+      if (target.form !== form) return; // some fields are beside the text
       if (target.checkValidity()) this.set(target.name, target.type === 'checkbox' ? target.checked : target.value);
       else target.reportValidity();
     });
@@ -36,7 +37,7 @@ export class Settings {
   }
 
   #fill() {
-    for (const field of this.form.querySelectorAll('[name]')) {
+    for (const field of [...this.form.elements].filter(({ name }) => name)) {
       if (field.type === 'checkbox') field.checked = this.values[field.name];
       else field.value = this.values[field.name];
     }

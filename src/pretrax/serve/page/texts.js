@@ -24,6 +24,18 @@ export const versionItems = (text, version) => text.versions[version].map(id => 
 
 export const wordsOf = items => items.map(item => item.text).join('');
 
+const CODE = new RegExp([
+  String.raw`^\s*(def|class|import|return|async|function|const|let|var|public|private|fn|struct|package|using|#include)\b`,
+  String.raw`^\s*(from \S+ import|(if|elif|else|for|while|with|try|except)\b.*:$|//|#|@)`,
+  String.raw`[;{}]\s*$|^(\t| {2,})\S|^\s*[\w.]+\(.*\)|^\s*[\w.[\]]+ [-+*/]?= `,
+].join('|'));
+
+/** Whether most lines of a text look like those of a program. */
+export function isCode(words) {
+  const lines = words.split('\n').filter(line => line.trim());
+  return 2 * lines.filter(line => CODE.test(line)).length > lines.length;
+}
+
 export const isEmpty = text => shown(text).length === 0 && text.versions.length === 1;
 
 /** Makes an edit of the whole text a draft: what stays keeps its author and its tokens. */
@@ -97,6 +109,7 @@ export function replaceToken(text, ids, item, number, [words, logprob]) {
   const token = [start, start + words.length, words, logprob, top];
   const written = add(text, {
     ...item, text: item.text.slice(0, start) + words, tokens: [...item.tokens.slice(0, number), token],
+    count: number + 1, seconds: item.seconds * (number + 1) / item.tokens.length,
   });
   fork(text, [...ids.slice(0, ids.indexOf(item.id)), written.id]);
 }

@@ -2,10 +2,10 @@
 
 import { button, element } from './dom.js';
 import { run } from './runs.js';
-import { alternatives, shown, versionItems } from './texts.js';
+import { alternatives, isCode, shown, versionItems } from './texts.js';
 
 export class Thread {
-  /** `actions`: edit(place, words), regenerate(place), show(version), facts(item), useSecond(). */
+  /** `actions`: edit(place, words), regenerate(place), goOn(), show(version), facts(item), useSecond(). */
   constructor(root, actions) {
     this.root = root;
     this.actions = actions;
@@ -19,11 +19,10 @@ export class Thread {
     if (second) {
       const columns = element('div', { className: 'columns' }, messages.pop());
       columns.append(this.#article(second, [
-        busy ? '' : button('Go on with this answer', () => this.actions.useSecond()),
+        ...busy ? [] : [button('Go on with this answer', () => this.actions.useSecond()), copyButton(() => second.text)],
       ]));
       messages.push(columns);
     }
-    if (!items.length) messages.push(element('p', { className: 'empty' }, 'Ask the model something.'));
     this.root.replaceChildren(...messages);
   }
 
@@ -45,6 +44,8 @@ export class Thread {
         this.root.querySelector('form textarea').focus();
       }));
       if (item.by === 'model') tools.push(button('Regenerate', () => this.actions.regenerate(place)));
+      if (item.by === 'model' && place === shown(text).length - 1 && item.finish !== 'stop') tools.push(button('Continue', () => this.actions.goOn()));
+      tools.push(copyButton(() => item.text));
     }
     return this.#article(item, tools);
   }
@@ -52,11 +53,20 @@ export class Thread {
   #article(item, tools) {
     const name = item.by === 'you' ? 'You' : item.model;
     const words = element('div', { className: 'words', dir: 'auto' }, run(item, 'thread'));
+    words.classList.toggle('code', !item.text.includes('```') && isCode(item.text));
     if (item.by === 'model') inspectable(words);
+    const facts = element('span', { className: 'facts', textContent: this.actions.facts(item) });
+    facts.dataset.item = item.id;
     return element('article', { className: `message by-${item.by}`, label: `Message of ${name}` },
       element('h2', {}, element('bdi', {}, name)), words,
       element('div', { className: 'tools' }, ...tools,
-        element('span', { className: 'facts', textContent: this.actions.facts(item) })));
+        facts));
+  }
+
+  /** Shows how fast an item that grows is written. */
+  grow(item) {
+    const facts = this.root.querySelector(`.facts[data-item='${item.id}']`);
+    if (facts) facts.textContent = this.actions.facts(item);
   }
 
   #form(item, place) {
@@ -78,6 +88,26 @@ export class Thread {
     });
     return form;
   }
+}
+
+/** A button that copies `words()`. */
+export function copyButton(words) {
+  const copy = button('Copy', async () => {
+    await copied(words());
+    copy.textContent = 'Copied';
+    setTimeout(() => { copy.textContent = 'Copy'; }, 1500);
+  });
+  return copy;
+}
+
+/** Copies words, also on a page that came over http from another machine, where there is no `navigator.clipboard`. */
+async function copied(words) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(words);
+  const area = element('textarea', { value: words });
+  document.activeElement.after(area);
+  area.select();
+  document.execCommand('copy');
+  return area.remove();
 }
 
 /** Makes written text a place that the keyboard reaches, to go through its tokens. */

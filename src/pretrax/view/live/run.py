@@ -129,7 +129,10 @@ class WatchedRun:
         return bool(appended.lines) or appended.replaced
 
     def _sample_data(self) -> dict[str, Any]:
-        samples = [{key: one[key] for key in ('step', 'prompt', 'text')} for one in self._samples.records]
+        samples = [
+            {'step': one['step'], 'prompt': one['prompt'], 'text': one['text'].removeprefix(one['prompt'])}
+            for one in self._samples.records
+        ]  # `text` of the file begins with the prompt
         return {'id': self.id, 'samples': samples}
 
     def _read_config(self) -> None:
