@@ -87,7 +87,10 @@ def test_text_reaches_a_pipe_while_it_is_written(tmp_path):
         (['--top-p', '0'], '--top-p is 0.0; expected a number above 0 and at most 1'),
         (['--n', '0'], '--n'),
         (['--stop', ''], '--stop is empty'),
-        (['--prompt', 'x' * 4000, '--tokens', '128'], 'a prompt of 4000 tokens and 128 new ones exceed the 4096 positions'),
+        (
+            ['--prompt', 'x' * 4000, '--tokens', '128'],
+            'a prompt of 4000 tokens and 128 new ones exceed the 4096 positions',
+        ),
         (['--prompt', 'x' * 4096], 'a prompt of 4096 tokens leaves no room for an answer'),
         (['--prompt', 'x', '--prompts', 'y', '--out', 'z'], '--prompt and --prompts exclude each other'),
     ],

@@ -21,7 +21,9 @@ class Options:
     prompts: str | None = option('Lines with "prompt" or "messages"; needs --out.', metavar='FILE.jsonl')
     out: str | None = option('File for the answers to --prompts, in the same order.', metavar='FILE.jsonl')
     chat: bool = option('Talk to the model; /quit ends, /reset starts again.', default=False)
-    tokens: int | None = option('Most tokens to generate. [default: 128, or as many as fit; with --chat as many as fit]', min=1)
+    tokens: int | None = option(
+        'Most tokens to generate. [default: 128, or as many as fit; with --chat as many as fit]', min=1
+    )
     sampling: Sampling = dataclasses.field(default_factory=lambda: Sampling(temperature=0.8))
     n: int = option('Texts for each prompt.', default=1, min=1)
     stop: tuple[str, ...] = option('Text that ends the answer and is not shown; may be repeated.', default=())

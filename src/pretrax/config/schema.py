@@ -498,7 +498,9 @@ class Sample(Section):
 
     every: CountOrZero = default(0, 'steps between samples; 0: never')
     prompts: tuple[str, ...] = default(('def ',), 'texts to continue', min_length=1, strict=False)
-    tokens: Count = default(128, 'most tokens to generate after each prompt; fewer where the positions of the model end')
+    tokens: Count = default(
+        128, 'most tokens to generate after each prompt; fewer where the positions of the model end'
+    )
     temperature: Temperature = default(0.8, SETTINGS['temperature'].meaning)
     top_k: Annotated[TopK, Field(le=LARGEST)] | None = default(None, f'{SETTINGS["top_k"].meaning}; null: all')
     top_p: TopP | None = default(None, f'{SETTINGS["top_p"].meaning}; null: all')
