@@ -24,12 +24,12 @@ def executions(path):
 class Seconds:
     """A clock that a test moves."""
 
-    interruptions = 0
+    interruptions = done = 0
 
     def __init__(self):
         self.now, self.works = 0.0, []
 
-    def productive_seconds(self):
+    def seconds_of_done(self):
         return self.now
 
     @contextlib.contextmanager
@@ -75,7 +75,7 @@ def follow(tmp_path, options, times):
     with profiled(step_by_name, options, tmp_path, said.append, Metrics(clock)) as step:
         for seconds in times:
             state = step(state)
-            clock.now += seconds
+            clock.now, clock.done = clock.now + seconds, clock.done + 1
     traced, found = [], {}
     for path in (tmp_path / 'profile').rglob('perfetto_trace.json.gz'):
         about = json.loads((path.parent / 'steps.json').read_text())

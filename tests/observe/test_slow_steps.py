@@ -8,10 +8,13 @@ from pretrax.observe.slow_steps import SlowSteps
 class Time:
     """A clock that a test moves."""
 
-    now, interruptions = 0.0, 0
+    now, interruptions, done = 0.0, 0, 0
 
-    def productive_seconds(self):
+    def seconds_of_done(self):
         return self.now
+
+    def step(self, seconds):
+        self.done, self.now = self.done + 1, self.now + seconds
 
 
 def found(times, factor=3.0, pauses=()):
@@ -24,7 +27,7 @@ def found(times, factor=3.0, pauses=()):
             numbers.append(number - 1)
         if number in pauses:
             clock.interruptions += 1
-        clock.now += seconds
+        clock.step(seconds)
     if slow.begin():
         numbers.append(len(times) - 1)
     return numbers
@@ -59,10 +62,10 @@ def test_a_clock_that_goes_back_makes_no_step_slow():
     slow = SlowSteps(2.0, clock)
     for _ in range(15):
         slow.begin()
-        clock.now += 1
-    clock.now -= 10  # a rollback
+        clock.step(1)
+    clock.now, clock.done = clock.now - 10, clock.done - 10  # a rollback
     assert not slow.begin()
-    clock.now += 2.5
+    clock.step(2.5)
     assert slow.begin()
     assert (slow.latest, slow.usual) == pytest.approx((2.5, 1.0))
 
@@ -80,14 +83,16 @@ def slow_calls(factor, between):
     for number in range(60):
         work = between.get(number)
         if work == 'evaluation':  # reads the newest step; then the clock stops
-            clock.now, pending = ends, 0.0
+            clock.now, clock.done, pending = ends, number, 0.0
         elif work == 'layer statistics':
             ends += 1.7
         clock.interruptions += work in ('evaluation', 'layer statistics')
         if slow.begin():
             numbers.append(number)
         ends = max(ends, clock.now) + (5.0 if work == 'slow' else 1.0)
-        clock.now, pending = max(clock.now, pending), ends
+        if pending:
+            clock.now, clock.done = max(clock.now, pending), number
+        pending = ends
     return numbers
 
 
@@ -95,3 +100,15 @@ def slow_calls(factor, between):
 def test_what_is_done_between_steps_makes_no_step_slow(work):
     assert slow_calls(1.5, dict.fromkeys((20, 30, 40), work)) == []
     assert slow_calls(1.5, {20: work, 30: 'slow'}) == slow_calls(1.5, {30: 'slow'}) == [32]
+
+
+def test_steps_that_end_two_at_a_time_take_half_of_the_time_each():
+    """A step that ended while the next one was dispatched is read together with it."""
+    clock = Time()
+    slow = SlowSteps(1.5, clock)
+    for number in range(60):
+        assert not slow.begin()
+        if number % 2:
+            clock.step(1.0)
+            clock.step(1.0)
+    assert slow.usual == 1.0

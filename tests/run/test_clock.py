@@ -1,7 +1,10 @@
 """The clock: checkpoints by minutes, and goodput."""
 
+import dataclasses
 import json
+import statistics
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -11,9 +14,12 @@ from pretrax.checkpoint import read_description, steps_in
 from pretrax.observe import attempts
 from pretrax.observe.attempts import note, read_attempts
 from pretrax.observe.metrics import read_metrics
+from pretrax.run import clock as clock_module
 from pretrax.run.clock import Clock
+from pretrax.run.loop import train
+from pretrax.run.measure import seconds_of_steps
 from pretrax.view.record.run_record import read_run
-from runs import Quiet
+from runs import BIGRAM, Quiet, lines_of
 
 
 def test_checkpoints_are_also_saved_by_minutes(small):
@@ -86,3 +92,113 @@ def test_a_rollback_is_an_event_and_takes_its_time_back(tmp_path):
     events = [(event['event'], event['step'], event.get('from_step')) for event in read_attempts(tmp_path)]
     assert events == [('began', 0, None), ('stepped', 1, None), ('rolled back', 1, 3)]
     assert read_run(tmp_path).rollbacks[0]['from_step'] == 3
+
+
+@dataclasses.dataclass
+class Device:
+    """A device that takes 1 s for a step; only it and the host's own work, also of 1 s, move the time.
+
+    Args:
+        host: seconds that the host needs after each step, to show it.
+        dispatch: a step -> what its dispatch waits for: 'nothing', the step 'before', or the step 'itself'.
+    """
+
+    host: float
+    dispatch: object
+    now: float = 0.0
+    free: float = 0.0  # when all steps that were dispatched are done
+    steps: int = 0
+
+    def step(self, metrics):
+        self.steps += 1
+        before, self.free = self.free, max(self.now, self.free) + 1.0
+        self.now = max(self.now, {'nothing': 0, 'before': before, 'itself': self.free}[self.dispatch(self.steps)])
+        return {name: Later(self, self.free, float(value)) for name, value in metrics.items()}
+
+
+@dataclasses.dataclass
+class Later:
+    """A number that is known when its step is done."""
+
+    device: Device
+    at: float
+    value: float
+
+    def is_ready(self):
+        return self.device.now >= self.at
+
+    def __float__(self):
+        self.device.now = max(self.device.now, self.at)
+        return self.value
+
+    def __int__(self):
+        return int(float(self))
+
+    def __bool__(self):
+        return bool(float(self))
+
+
+class Slow(Quiet):
+    """Takes time to show a step."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.device = device
+
+    def update(self, metrics):
+        self.device.now += self.device.host
+
+
+@pytest.mark.parametrize(
+    ('host', 'dispatch', 'seconds'),
+    [
+        (0.0, lambda step: 'nothing', 1),
+        (0.0, lambda step: 'before', 1),
+        (0.0, lambda step: 'itself', 1),
+        (0.0, lambda step: ('nothing', 'itself')[step % 2], 1),
+        (0.0, lambda step: ('nothing', 'before', 'itself')[step % 3], 1),
+        (2.0, lambda step: 'nothing', 2),
+        (2.0, lambda step: 'itself', 3),
+        (0.9, lambda step: ('nothing', 'itself')[step % 2], 1.45),
+    ],
+    ids=[
+        'asynchronous',
+        'waits for the step before',
+        'synchronous',
+        'mixed',
+        'all',
+        'slow host',
+        'slow and sync',
+        'both',
+    ],
+)
+def test_logged_speeds_are_those_of_the_device_however_steps_are_dispatched(
+    values, monkeypatch, host, dispatch, seconds
+):
+    device = Device(host, dispatch)
+
+    def load(run, lowered):
+        compiled = lowered.compile()
+
+        def call(state, batch):
+            state, metrics = compiled(state, batch)
+            return state, device.step(metrics)
+
+        return call
+
+    fake = types.SimpleNamespace(perf_counter=lambda: device.now, time=time.time)
+    monkeypatch.setattr(clock_module, 'time', fake)
+    small = values | {'model': BIGRAM, 'data': {'name': 'synthetic', 'vocab_size': 96}}
+    small |= {'steps': 24, 'schedule': {}, 'eval': {'every': 9}}
+    train(config_from_values(small), progress=Slow(device), compiled=load)
+    speeds = [line['tokens_per_second'] / 128 for line in lines_of(small)]
+    assert len(speeds) == 24
+    assert statistics.median(speeds) == pytest.approx(1 / seconds, rel=0.1)
+    assert max(speeds) <= 1.0 + 1e-9, 'a device of 1 step a second'
+    assert min(speeds[1:]) > 0.5 / seconds
+    assert statistics.harmonic_mean(speeds) == pytest.approx(24 / device.free, rel=0.1)
+
+
+def test_the_seconds_of_measured_steps_are_shared_by_steps_that_were_found_done_together():
+    assert seconds_of_steps([(1, 10.0), (2, 11.0), (3, 12.5)]) == [1.0, 1.5]
+    assert seconds_of_steps([(2, 10.0), (2, 12.0), (4, 14.0), (5, 15.0)]) == [2.0, 2.0, 1.0]

@@ -1,11 +1,18 @@
-"""The speed of steps, and goodput: the share of a run's time that was spent on steps that were kept."""
+"""The speed of steps, and goodput: the share of a run's time that was spent on steps that were kept.
+
+The host dispatches steps ahead of the device and reads them late, so the time between two reads is not that of a step:
+a step may have ended long before it is read. The clock therefore counts from one moment at which the number of finished
+steps was known to the next one.
+"""
 
 import contextlib
 import itertools
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import jax
 
 from pretrax.errors import Report
 from pretrax.observe.attempts import note, read_attempts
@@ -23,6 +30,7 @@ class Clock:
 
     Attributes:
         interruptions: how often something was done between steps: a pause, or layer statistics.
+        done: the number of steps that the device is known to have computed.
     """
 
     def __init__(self, directory: pathlib.Path, writes: bool, step: int, description: dict[str, Any]):
@@ -31,6 +39,8 @@ class Clock:
         self._lost = events[-1].get('lost') if events else None
         self._directory = directory if writes else None
         self.interruptions = 0
+        self.start(step)
+        self._speed = 0.0  # steps per second of the newest lap
         self._is_first, self._newest = True, step  # whether no step is done, and the newest one that is
         self._note('began', step)
         self._saved = time.perf_counter()
@@ -55,16 +65,26 @@ class Clock:
 
     def start(self, step: int) -> None:
         """Starts the first lap, after `step`."""
-        self._step, self._since = step, time.perf_counter()
+        self._step = self.done = step
+        self._since = self._done_at = time.perf_counter()
 
-    def lap(self, step: int) -> float:
-        """Ends a lap at `step` and starts the next one. Returns the steps per second."""
-        now = time.perf_counter()
-        seconds = now - self._since
-        speed = (step - self._step) / seconds
-        self._step, self._since = step, now
-        self._productive += seconds
-        return speed
+    def ended(self, step: int) -> None:
+        """Call it when the device is known to have computed `step`, and the next step has hardly begun."""
+        if step > self.done:
+            self.done, self._done_at = step, time.perf_counter()
+
+    def lap(self) -> float:
+        """Ends a lap at the newest step that is done, and starts the next one.
+
+        Returns:
+            Its steps per second; if no step has ended since the last lap, those of the last lap.
+        """
+        if self.done > self._step:
+            seconds = self._done_at - self._since
+            self._speed = (self.done - self._step) / seconds
+            self._productive += seconds
+            self._step, self._since = self.done, self._done_at
+        return self._speed
 
     @contextlib.contextmanager
     def paused(self, work: str, step: int) -> Iterator[None]:
@@ -74,6 +94,7 @@ class Clock:
         yield
         seconds = time.perf_counter() - began
         self._since += seconds
+        self._done_at += seconds
         if self._directory is not None:
             record = {'time': now, 'step': step, 'work': work.strip('_'), 'seconds': seconds}
             with contextlib.suppress(OSError):  # a full disk is reported by what is written there
@@ -96,6 +117,10 @@ class Clock:
         """Seconds of steps so far. It goes back with a rollback."""
         return self._productive + time.perf_counter() - self._since
 
+    def seconds_of_done(self) -> float:
+        """Seconds of the steps that are done, as `productive_seconds`."""
+        return self._productive + self._done_at - self._since
+
     def rewind(self, description: dict[str, Any]) -> None:
         """Returns to the time of a checkpoint: work since then is lost."""
         self._productive = description.get('productive_seconds', 0.0)
@@ -106,6 +131,11 @@ class Clock:
         if self._directory is not None:
             with contextlib.suppress(OSError):
                 note(self._directory, 'rolled back', step=step, from_step=self._newest)
+
+
+def is_done(metrics: Mapping[str, jax.Array]) -> bool:
+    """Whether the device has computed a step, from its metrics. Does not wait."""
+    return next(iter(metrics.values())).is_ready()
 
 
 def _seconds_since_the_first(events: list[dict[str, Any]]) -> float:

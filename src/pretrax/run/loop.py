@@ -101,8 +101,7 @@ class _Loop:
                     self._pause_clock(self._compile, number - 1)
                 self.metrics.before(number, index, self.state, batch)
                 self.state, metrics = step(self.state, batch)
-                self.metrics.read()  # those of the step before, while the device computes this one
-                self.metrics.wait_for(number, metrics)
+                self.metrics.after(number, metrics)
                 self.watchdog.alive(step=True)
                 self.session.directory.check()
                 if self.metrics.skipped_in_a_row >= most_skipped:

@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ import jax
 from pretrax.amounts import size
 from pretrax.config import RunConfig, load
 from pretrax.errors import UserError, first_line
+from pretrax.run.clock import is_done
 from pretrax.run.compiled_step import compile_step
 from pretrax.run.devices import memory_limit, peak_memory
 from pretrax.run.out_of_memory import FullMemoryError
@@ -79,19 +81,19 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
         state = init_state(run.recipe, config.seed)._replace(constants=run.constants(lambda text: None))
         step = compile_step(run, state)
         print(step, flush=True)
-        ends, metrics = [], None
+        ends, metrics = list[tuple[int, float]](), None  # numbers of finished steps, and when they were known
         numbers = range(run.first_batch, run.first_batch + warmup + steps)
         with contextlib.closing(run.batches(numbers, print)) as batches:
-            for batch in batches:
+            for number, batch in enumerate(batches):
                 before = metrics
                 state, metrics = step.call(state, batch)
-                if before is not None:  # the device already computes the next step
+                if before is not None:
                     jax.block_until_ready(before)
-                    ends.append(time.perf_counter())
+                    ends.append((number + is_done(metrics), time.perf_counter()))
         assert metrics is not None
         loss = float(metrics['loss'])
-        ends.append(time.perf_counter())
-    each = [b - a for a, b in itertools.pairwise(ends)][warmup - 1 :]
+        ends.append((warmup + steps, time.perf_counter()))
+    each = seconds_of_steps(ends)[warmup - 1 :]
     seconds = statistics.median(each)
     speed = run.size.tokens / seconds
     if run.mfu.is_exceeded(speed):
@@ -107,3 +109,13 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
         'loss': loss,
         **({'compile_seconds': step.seconds} if step.is_new else {}),
     }
+
+
+def seconds_of_steps(ends: Sequence[tuple[int, float]]) -> list[float]:
+    """Seconds of each step after the first ones, from numbers of finished steps and the times at which they were known.
+
+    Steps that were found finished together have the same share of the time.
+    """
+    known = {done: at for done, at in reversed(ends)}  # the first time at which so many steps were finished
+    pairs = itertools.pairwise(sorted(known.items()))
+    return [(later - at) / (more - done) for (done, at), (more, later) in pairs for _ in range(more - done)]

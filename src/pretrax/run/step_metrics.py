@@ -14,7 +14,7 @@ from pretrax.infer.sample import sample
 from pretrax.model.loss import Batch
 from pretrax.observe.device_memory import memory_in_use
 from pretrax.observe.progress import Progress
-from pretrax.run.clock import Clock
+from pretrax.run.clock import Clock, is_done
 from pretrax.run.compiled_step import CompiledStep
 from pretrax.run.layer_statistics import layer_statistics
 from pretrax.run.noise_scale import NoiseScale
@@ -31,7 +31,7 @@ from pretrax.run.watch import Requests
 from pretrax.train.skipping import without_empty_means
 from pretrax.train.step import TrainState, Weights
 
-_EXCESSES = 3  # lines in a row: one of a few steps that had ended already says nothing about the peak
+_EXCESSES = 3  # lines in a row: the time of one short step is too uncertain to doubt the peak
 
 
 class StepMetrics:
@@ -74,25 +74,33 @@ class StepMetrics:
     def before(self, number: int, index: int, state: TrainState, batch: Batch) -> None:
         """Call it before each step, with the number of its batch: starts the programs that are due."""
         self._batches_ahead = index - (number - 1)
+        if self._pending is not None and is_done(self._pending[1]):  # the device waits for this step
+            self.clock.ended(self._pending[0])
         if self._has_grown:  # a lap has steps with batches of one size
-            self.clock.lap(number - 1)
+            self.clock.lap()
             self._has_grown = False
         self._statistics.compute(number, index, state, batch)
         self._noise.compute(number, index, state, batch)
         self._straggler.begin_step()
 
-    def wait_for(self, number: int, metrics: dict[str, jax.Array]) -> None:
-        """Keeps the metrics of a step that the device may still be computing, for the next `read`."""
+    def after(self, number: int, metrics: dict[str, jax.Array]) -> None:
+        """Call it after each step was dispatched: reads the step before, while the device computes this one."""
+        self.read(newest=(number, metrics))
         self._pending = number, metrics
 
-    def read(self) -> None:
-        """Waits for the pending step to end, and logs its metrics if it is one of every `log.every` steps."""
+    def read(self, newest: tuple[int, dict[str, jax.Array]] | None = None) -> None:
+        """Waits for the pending step to end, and logs its metrics if it is one of every `log.every` steps.
+
+        Args:
+            newest: the step that was dispatched after it, and its metrics.
+        """
         if self._pending is None:
             return
         (number, metrics), self._pending = self._pending, None
         skipped = self.skipped_in_a_row
         with explaining_full_memory(self._run, 'training', self._program):
             self.skipped_in_a_row = int(metrics['skipped_in_a_row'])  # waits for the step to end
+        self.clock.ended(newest[0] if newest and is_done(newest[1]) else number)
         self._straggler.end_step(number)
         self.tokens += self._run.size.tokens
         is_empty = bool(metrics['steps_without_targets'])
@@ -185,7 +193,7 @@ class StepMetrics:
     def _log_step(self, number: int, metrics: dict[str, Any]) -> None:
         run = self._run
         values = without_empty_means({name: float(value) for name, value in metrics.items()})
-        tokens_per_second = self.clock.lap(number) * run.size.tokens
+        tokens_per_second = self.clock.lap() * run.size.tokens
         per_token = run.source.bytes_per_token
         nll = values.get('nll' if 'nll' in metrics else 'loss')
         self.last = {
