@@ -9,12 +9,13 @@ from pathlib import Path
 import jax
 
 from pretrax import config_from_values, pretrain
-from pretrax.run.environment import git_state
+from pretrax.run.environment import git_state, memory_line
 from runs import Quiet
 
 
 def test_a_run_writes_its_versions_hardware_and_sizes(values):
-    result = pretrain(config_from_values(values | {'steps': 2, 'schedule': {}}), progress=Quiet())
+    progress = Quiet()
+    result = pretrain(config_from_values(values | {'steps': 2, 'schedule': {}}), progress=progress)
     found = json.loads((Path(values['run_dir']) / 'environment.json').read_text())
     assert found['versions']['python'] == platform.python_version()
     assert found['versions']['jax'] == version('jax')
@@ -32,7 +33,13 @@ def test_a_run_writes_its_versions_hardware_and_sizes(values):
     state = 3 * 4 * stored / 4  # weights and two moments, over d and t
     assert sum(memory['planned'].values()) > state
     assert memory['compiled'] > state
-    assert memory['peak'] > 1e7
+    assert memory['peak'] >= memory['before'] > 1e8, 'a process with JAX'
+    assert memory_line(memory) in progress.said
+    assert memory_line({'peak': 3e9, 'before': 1e9, 'compiled': 2e8, 'planned': {'weights': 5e7, 'moments': 1e8}}) == (
+        'memory: 3 GB at most in the whole process, 1 GB of it before compiling; '
+        'per device 200 MB compiled for the step, 150 MB planned by formula'
+    )
+    assert memory_line({'peak': 3e9, 'planned': None}) == 'memory: 3 GB at most in one device'
     assert found['step']['seconds'] > 0
 
 

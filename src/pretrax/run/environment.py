@@ -12,6 +12,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from pretrax.amounts import size
 from pretrax.cost.memory import memory_of
 from pretrax.cost.roofline import predict
 from pretrax.cost.topology import topology_of
@@ -35,6 +36,8 @@ class Environment:
     def __init__(self, run: Run, directory: pathlib.Path, report: Report):
         self._run, self._path, self._report = run, directory / FILE, report
         self._facts = {**_software(), **_hardware(run), **_sizes(run)}
+        if self._facts['platform'] == 'cpu':  # those of other devices count no Python and no compiler
+            self._facts['memory']['before'] = peak_memory(run.mesh.local_devices)
         self._write()
 
     def compiled(self, step: CompiledStep) -> None:
@@ -44,16 +47,28 @@ class Environment:
             self._facts['memory']['compiled'] = memory_of(step.call)  # not every backend analyzes a loaded program
         self._write()
 
-    def ended(self) -> None:
-        """Adds the memory that was used."""
+    def ended(self) -> str:
+        """Adds the memory that was used. Returns a line that compares it with what was expected."""
         self._facts['memory']['peak'] = peak_memory(self._run.mesh.local_devices)
         self._write()
+        return memory_line(self._facts['memory'])
 
     def _write(self) -> None:
         try:
             write_file(self._path, json.dumps(self._facts, indent=1).encode())
         except OSError as error:
             self._report(f'WARNING: cannot write {self._path}: {error.strerror}. Training continues')
+
+
+def memory_line(memory: dict[str, Any]) -> str:
+    """The measured memory beside what was compiled and planned; `view/definitions.yaml` says what each contains."""
+    where = (
+        f'the whole process, {size(memory["before"])} of it before compiling' if 'before' in memory else 'one device'
+    )
+    expected = [f'{size(memory["compiled"])} compiled for the step'] if 'compiled' in memory else []
+    expected += [f'{size(sum(memory["planned"].values()))} planned by formula'] if memory['planned'] else []
+    also = f'; per device {", ".join(expected)}' if expected else ''
+    return f'memory: {size(memory["peak"])} at most in {where}{also}'
 
 
 def _software() -> dict[str, Any]:

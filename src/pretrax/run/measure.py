@@ -116,6 +116,6 @@ def seconds_of_steps(ends: Sequence[tuple[int, float]]) -> list[float]:
 
     Steps that were found finished together have the same share of the time.
     """
-    known = dict(reversed(ends))  # the first time at which so many steps were finished
+    known = dict(reversed(ends))  # the earliest time for each number
     pairs = itertools.pairwise(sorted(known.items()))
     return [(later - at) / (more - done) for (done, at), (more, later) in pairs for _ in range(more - done)]

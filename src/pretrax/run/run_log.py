@@ -141,8 +141,9 @@ def _end(log: RunLog, how: Ending, report: Report) -> None:
 
 
 def _write_down(log: RunLog, how: Ending, report: Report) -> None:
-    del report
-    log.environment.ended()
+    memory = log.environment.ended()
+    if how.outcome != 'failed':
+        report(memory)
     note(log.directory, how.outcome, step=how.step, why=how.why)
 
 

@@ -281,10 +281,13 @@ def _compute_dtype(choice: str, device: Any) -> tuple[Any, ComputeDtype, str]:
 def _choices(run: Run, smaller: Sequence[Run]) -> dict[str, str]:
     """The choices of the model, the memory that they need, and the peak that MFU is relative to."""
     memory = memory_of_run(run)
+    notes = [', for the largest batches'] if smaller else []
+    if run.mesh.devices.flat[0].platform == 'cpu':
+        notes.append('; Python, JAX and the compiler need more')
     return {
         **run.recipe.model.choices,
         **_choices_of_smaller(run, smaller),
-        'memory': f'{memory}{", for the largest batches" if smaller else ""}' if memory else '',
+        'memory': f'{memory}{"".join(notes)}' if memory else '',
         'mfu': run.mfu.source,
     }
 

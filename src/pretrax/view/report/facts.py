@@ -169,13 +169,18 @@ def mesh_data(record: RunRecord) -> dict[str, Any] | None:
     }
 
 
+_MEMORY = ('compiled', 'peak', 'before', 'limit')
+
+
 def memory_rows(memory: dict[str, Any]) -> list[tuple[str, str]]:
     """The figures of `memory_data` as text."""
-    planned = memory['planned']
+    planned = {name: n for name, n in memory['planned'].items() if n}
     parts = ', '.join(f'{name} {size(n)}' for name, n in sorted(planned.items(), key=lambda part: -part[1]))
-    rows = [('planned', f'{size(sum(planned.values()))}: {parts}')] if planned else []
-    names = {'compiled': 'compiled', 'peak': 'measured', 'limit': 'available'}
-    return rows + [(label, size(memory[name])) for name, label in names.items() if name in memory]
+    sizes = {name: size(memory[name]) for name in _MEMORY if name in memory}
+    if planned:
+        sizes = {'planned': f'{size(sum(planned.values()))} ({parts})'} | sizes
+    definitions = {name: FIGURES[f'memory_{name}'] for name in sizes}
+    return [(definitions[name].name, f'{text}: {definitions[name].meaning}') for name, text in sizes.items()]
 
 
 def memory_data(record: RunRecord) -> dict[str, Any] | None:
@@ -183,7 +188,7 @@ def memory_data(record: RunRecord) -> dict[str, Any] | None:
     memory = record.section('memory')
     planned = memory.get('planned')
     parts = {name: n for name, n in planned.items() if _is_number(n) and n} if isinstance(planned, dict) else {}
-    found = {name: memory[name] for name in ('compiled', 'peak', 'limit') if _is_number(memory.get(name))}
+    found = {name: memory[name] for name in _MEMORY if _is_number(memory.get(name))}
     return {'planned': parts, 'phase': memory.get('phase'), **found} if parts or found else None
 
 
