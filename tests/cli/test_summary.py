@@ -107,6 +107,9 @@ def test_the_quickstart_trains_samples_and_suggests_commands(tmp_path):
     done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
+    (sample,) = map(json.loads, (tmp_path / 'runs' / 'quickstart' / 'samples.jsonl').read_text().splitlines())
+    assert sample['text'].splitlines()[0] == lines[lines.index('The model writes:') + 1].removeprefix('    ')
+    assert json.dumps(sample['text'])[1:40] in (tmp_path / 'runs' / 'quickstart' / 'report.html').read_text()
     assert [line.split()[1] for line in lines if line.startswith('step ')] == ['1/2', '2/2', '2/2']
     essential = ('text', 'tokens', 'devices', 'mesh', 'batch', 'model', 'compute', 'memory', 'mfu')
     assert {line.split(':')[0] for line in lines}.issuperset(essential)

@@ -1,18 +1,25 @@
 """The summary that `pretrax train` prints at the end: the result, a sample, the files, and commands to try next."""
 
+import contextlib
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import jax
 
 from pretrax.cli._output import next_command
 from pretrax.config import RunConfig, printable_override, shown_samples
 from pretrax.config.batch import common_sequences
 from pretrax.errors import Report, UserError
 from pretrax.infer.sample import check_can_sample, most_new_tokens, sample
+from pretrax.observe.samples import SampleLog
 from pretrax.run.loop import Result
 from pretrax.run.watch import exit_code
+from pretrax.storage import AnyPath
 from pretrax.storage.working_directory import working_directory
 from pretrax.view.record.columns import parse_columns
 from pretrax.view.record.verdict import verdict_of
+from pretrax.view.report import FILE, write_report
 
 
 def conclude(result: Result, arguments: list[str], say: Report) -> int:
@@ -44,8 +51,10 @@ def summary(result: Result, arguments: list[str]) -> list[str]:
     writes = _allowed(lambda: check_can_sample(model, run.source))
     if writes and most_new_tokens(model, tokenizer, config.sample.prompts):
         texts = sample(model, result.state.weights, tokenizer, config.sample)
-        _, text = shown_samples(run.shown_prompts, run.sample.prompts, texts)[0]
-        lines += ['', 'The model writes:', *(f'    {line}' for line in text.splitlines())]
+        samples = shown_samples(run.shown_prompts, run.sample.prompts, texts)
+        if result.stopped or not run.sample.every:  # else the last step has written samples
+            _keep_samples(config.run_dir, step, samples)
+        lines += ['', 'The model writes:', *(f'    {line}' for line in samples[0][1].splitlines())]
     return [
         *lines,
         '',
@@ -61,6 +70,14 @@ def summary(result: Result, arguments: list[str]) -> list[str]:
             else []
         ),
     ]
+
+
+def _keep_samples(run_dir: AnyPath, step: int, samples: Sequence[tuple[str, str]]) -> None:
+    """Adds the last samples to the files and the report of a run on a disk, if it has a report."""
+    if jax.process_index() == 0 and isinstance(run_dir, Path) and (run_dir / FILE).is_file():
+        with contextlib.closing(SampleLog(run_dir, step - 1, say=lambda message: None)) as log:
+            log.write(step, *zip(*samples, strict=True))
+        write_report(run_dir)
 
 
 def _next(result: Result, arguments: list[str], writes: bool) -> list[tuple[str, str]]:

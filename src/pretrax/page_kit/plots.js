@@ -41,14 +41,14 @@ export const config = (more = {}) => ({
 
 // Values that would flatten the others
 
-const QUANTILES = 100;
+const MOST = 101; // values of a curve that count, at equal distances in their order
 const FENCE = 3; // interquartile ranges beyond the quartiles: "far out" of Tukey 1977, Exploratory Data Analysis, section 2D
-const WORTH = 3; // the range of all values must be so many times that of the others
+const WORTH = 10; // the range of all values must be so many times that of the others: they would have a tenth of the height
 
 /**
  * The range of the y axis without values so far out that they would flatten the others, and marks at their places.
  *
- * `curves`: [{x, y}] that share a linear axis, x as numbers; each curve counts the same, however many points it has. `toPlotly`: an x as
+ * `curves`: [{x, y}] that share a linear axis, x as numbers; long curves count the same, however many points they have. `toPlotly`: an x as
  * Plotly takes it. Returns null if nothing is far out, and otherwise {range, outside: number of points, traces, annotations}, which a
  * figure adds to its own.
  */
@@ -56,7 +56,8 @@ export function clipped(curves, toPlotly = x => x) {
   const finite = curves.map(({ y }) => Float64Array.from(y.filter(Number.isFinite))).filter(({ length }) => length);
   const sample = Float64Array.from(finite.flatMap(values => {
     const sorted = values.toSorted();
-    return Array.from({ length: QUANTILES + 1 }, (_, i) => sorted[Math.round(i / QUANTILES * (sorted.length - 1))]);
+    const count = Math.min(MOST, sorted.length);
+    return Array.from({ length: count }, (_, i) => sorted[Math.round(i / Math.max(count - 1, 1) * (sorted.length - 1))]);
   })).sort();
   const quartile = part => sample[Math.round(part / 4 * (sample.length - 1))];
   const reach = FENCE * (quartile(3) - quartile(1));

@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r'[-+]?[\d.,]+(e[-+]?\d+)?( ?(%|[A-Za-zµ/]+))?')
 
 
+def filled_columns(rows: Sequence[Sequence[str]]) -> list[int]:
+    """The columns of a table that are not empty."""
+    return [i for i, column in enumerate(zip(*rows, strict=True)) if any(column)]
+
+
 def number_columns(rows: Sequence[Sequence[str]]) -> list[int]:
-    """The columns in which each cell is empty or a number with its unit, and at least one cell is not empty."""
-    columns = [[cell for cell in column if cell] for column in zip(*rows, strict=True)]
-    return [i for i, cells in enumerate(columns) if cells and all(_NUMBER.fullmatch(str(cell)) for cell in cells)]
+    """The columns after the first that have numbers only, with their units."""
+    columns = [[str(cell) for cell in column if cell] for column in zip(*rows, strict=True)]
+    return [i for i, cells in enumerate(columns) if i and cells and all(map(_NUMBER.fullmatch, cells))]
 
 
 @functools.cache
@@ -28,7 +33,7 @@ def template(name: str) -> 'jinja2.Template':
     """A template by its path in this package or in `page_kit`: 'document.html', which the pages extend.
 
     Its filters give definitions: `definition` that of a key of metrics, `term` also that of a term of comparisons.
-    `number_columns` gives the columns of a table that have numbers only.
+    `filled_columns` and `number_columns` give columns of a table.
     `script` gives a script of this package with the modules of the kit that it imports.
     """
     import jinja2
@@ -44,7 +49,7 @@ def template(name: str) -> 'jinja2.Template':
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.globals['script'] = lambda path: Markup(script_text(files('pretrax.view').joinpath(path)))
-    environment.filters['number_columns'] = number_columns
+    environment.filters |= {'filled_columns': filled_columns, 'number_columns': number_columns}
     environment.filters['definition'] = definition_of
     environment.filters['term'] = lambda term: COMPARISONS.get(term) or definition_of(term)
     return environment.get_template(name)

@@ -20,8 +20,8 @@ def chart_figures(chart: Chart) -> list[dict[str, Any]]:
     """The `title`, `data` and `layout` of a figure for Plotly, for each panel."""
     figures = []
     for panel in chart.panels:
-        alone = dataclasses.replace(chart, panels=[panel])
-        in_legend = list(map(id, alone.legend()))
+        single = dataclasses.replace(chart, panels=[panel])
+        in_legend = list(map(id, single.legend()))
         layout = {
             'xaxis': {'type': 'log' if chart.log_x else 'linear', 'title': {'text': shown(chart.x_label)}},
             'yaxis': {'type': 'log' if chart.log_y else 'linear', 'tickformat': '.3~%' if panel.is_fraction else ''},
@@ -29,7 +29,7 @@ def chart_figures(chart: Chart) -> list[dict[str, Any]]:
             'showlegend': True,
         }
         data = [trace for line in panel.lines for trace in _traces(line, id(line) in in_legend)]
-        figures.append({'title': alone.titles()[0], 'data': data, 'layout': layout})
+        figures.append({'title': single.titles()[0], 'data': data, 'layout': layout})
     return figures
 
 

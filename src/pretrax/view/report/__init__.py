@@ -10,6 +10,7 @@ import gzip
 import json
 import pathlib
 
+from pretrax.amounts import duration
 from pretrax.errors import system_errors
 from pretrax.storage import AnyPath
 from pretrax.storage.locate import write_whole
@@ -58,6 +59,9 @@ def render(record: RunRecord, directory: AnyPath) -> str:
         'mesh': facts.mesh_data(record),
         'numbers': arrays.page(),
     }
+    tiles = facts.tiles(record)
+    memory_rows = facts.memory_rows(data['memory']) if data['memory'] else []
+    measured = data['time'] and data['time']['measured']
     finite = json.loads(json.dumps(data), parse_constant=lambda name: None)  # JSON has no NaN and no infinity
     return template('report/page.html').render(
         plotly=_plotly(),
@@ -65,7 +69,8 @@ def render(record: RunRecord, directory: AnyPath) -> str:
         data=in_script(finite),
         charts=charts,
         layers=layer_charts(layers),
-        tiles=facts.tiles(record),
+        tiles=tiles,
+        more_figures=' · '.join(f'{definition.name} {value}' for definition, value in tiles[5:]),
         attempts=facts.attempt_rows(record),
         checkpoints=facts.checkpoint_rows(record),
         pauses=facts.pause_rows(record),
@@ -78,7 +83,9 @@ def render(record: RunRecord, directory: AnyPath) -> str:
         startup=record.startup,
         facts_line=facts.one_line(record),
         figure=FIGURES,
-        memory_rows=facts.memory_rows(data['memory']) if data['memory'] else [],
+        memory_rows=memory_rows,
+        memory_hint=' · '.join(f'{name} {amount.partition(":")[0]}' for name, amount in memory_rows),
+        time_hint=f'{duration(measured)}, measured' if measured else '',
     )
 
 

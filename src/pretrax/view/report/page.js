@@ -359,9 +359,10 @@ function prepareSamples() {
     };
     const choose = () => {
         const last = ofPrompt().length - 1;
-        Object.assign(byId('sample-step'), {max: last, value: last});
+        Object.assign(byId('sample-step'), {max: last, value: last, hidden: !last});
         showSample();
     };
+    byId('prompt').closest('label').hidden = prompts.length === 1;
     byId('prompt').onchange = choose;
     byId('sample-step').oninput = showSample;
     choose();

@@ -8,7 +8,7 @@ from typing import Any
 from pretrax.amounts import prefixed, short_time, size
 from pretrax.view.definitions import TRACE_COLUMNS, TRACE_PHASE_COLUMNS, Definition
 from pretrax.view.tables import csv_records
-from pretrax.view.template import template
+from pretrax.view.template import filled_columns, template
 from pretrax.view.trace.advice import advice
 from pretrax.view.trace.device_time import COMMUNICATION
 from pretrax.view.trace.steps import FORWARD_AND_BACKWARD, By, Row, TracedGap, TracedSteps
@@ -191,6 +191,6 @@ def as_html(steps: TracedSteps, by: By, title: str) -> str:
 
 def _table(title: str, columns: Mapping[str, Definition], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
     """A table without the columns that are empty."""
-    used = [number for number in range(len(columns)) if not number or any(row[number] for row in rows)]
+    used = filled_columns(rows)
     kept = {name: each.meaning for number, (name, each) in enumerate(columns.items()) if number in used}
     return {'title': title, 'columns': kept, 'rows': [[row[number] for number in used] for row in rows]}
