@@ -227,5 +227,7 @@ class BucketPath:
     def _errors(self) -> Iterator[None]:
         try:
             yield
+        except UserError:
+            raise
         except Exception as error:  # the drivers share no base class
             raise as_os_error(error, str(self)) from error

@@ -8,6 +8,7 @@ from typing import Any
 
 from pretrax.errors import UnavailableError, UserError
 from pretrax.storage import settings
+from pretrax.system.software import need_extra
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0  # seconds; TensorStore doubles the first one before it uses it
 
@@ -39,11 +40,12 @@ def kind_of_error(error: OSError) -> type[UserError]:
 
 @functools.lru_cache
 def open_bucket(scheme: str, bucket: str) -> Any:
-    """The TensorStore KvStore of a whole bucket; raises what TensorStore raises.
+    """The TensorStore KvStore of a whole bucket; raises what TensorStore raises, or UserError if it is not installed.
 
     The first contact is brief: an address that nothing listens at, such as a misspelt endpoint, is reported within
     seconds.
     """
+    need_extra('cloud', f'{scheme}://{bucket}', 'tensorstore')
     import tensorstore as ts
 
     settings.set_timeouts()

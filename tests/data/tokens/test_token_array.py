@@ -19,7 +19,7 @@ from pretrax.data.tokens.flat_tokens import TokenizerIdentity, open_split
 from pretrax.data.tokens.flat_tokens_check import verify
 from pretrax.data.tokens.flat_tokens_writer import create
 from pretrax.errors import UnavailableError, UserError
-from pretrax.storage import BucketPath
+from pretrax.storage import BucketPath, connection
 
 
 @pytest.fixture(autouse=True)
@@ -181,3 +181,10 @@ def test_other_schemes_are_refused_when_the_configuration_is_read():
     for tokens in ('s4://bucket/tokens', 'https://host/tokens', 's3:/bucket/tokens'):
         with pytest.raises(ValueError, match=r'is not supported here|two slashes'):
             data_options({'tokens': tokens})
+
+
+def test_without_tensorstore_a_bucket_names_the_extra(monkeypatch):
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+    connection.open_bucket.cache_clear()
+    with pytest.raises(UserError, match=r's3://bucket needs the package tensorstore\n.*--extra cloud'):
+        open_split(BucketPath('s3://bucket/tokens'), 'train')

@@ -4,18 +4,13 @@ A compressed file is a sequence of frames (gzip calls them members), and decompr
 `pzstd` and concatenation write many frames, `gzip` and `zstd` write one.
 """
 
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 from pretrax.data.corpus.storage import Location, opened, refusal
 from pretrax.errors import UserError
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from pretrax.system.zstd import zstd
 
 COMPRESSED = ('.gz', '.zst')
 LONGEST_LINE = 1 << 30  # bytes of a line, and of a compressed file that is one document

@@ -1,6 +1,6 @@
 """Reads flat-tokens: the tokens of each split in one array, and where documents start. docs/formats.md specifies it.
 
-A directory is a zarr v3 group of splits, read with TensorStore. Opening a split checks shapes, counts and files,
+A directory is a zarr v3 group of splits. Opening a split checks shapes, counts and files,
 reading checks the crc32c of every chunk, and `flat_tokens_check.py` checks everything.
 """
 

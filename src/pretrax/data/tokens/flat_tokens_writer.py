@@ -4,14 +4,13 @@ On a disk, it is written under another name and renamed. In a bucket, an index n
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorstore as ts
 
 from pretrax.data.tokens.flat_tokens import (
     DTYPE,
@@ -28,9 +27,10 @@ from pretrax.data.tokens.flat_tokens import (
     refuse_unreadable,
     splits,
 )
+from pretrax.data.tokens.zarr_shards import Shards
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath, BucketPath
-from pretrax.storage.connection import BucketError, as_os_error, kind_of_error
+from pretrax.storage.connection import BucketError, kind_of_error
 from pretrax.storage.index import INDEX
 from pretrax.storage.locate import write_whole
 from pretrax.storage.result import is_unfinished, new_result, result_at
@@ -250,34 +250,13 @@ class _Column:
     """A growing array; values are buffered until a file is full."""
 
     def __init__(self, path: AnyPath, dtype: str, shard: int):
-        raw = {'name': 'bytes', 'configuration': {'endian': 'little'}}
-        zstd = {'name': 'zstd', 'configuration': {'level': 1, 'checksum': False}}
-        sharding = {
-            'chunk_shape': [_CHUNK],
-            'codecs': [raw, zstd, {'name': 'crc32c'}],
-            'index_codecs': [raw, {'name': 'crc32c'}],
-            'index_location': 'end',
-        }
         self._buffered = np.empty(shard, dtype)
-        self._n_buffered, self._n_written = 0, 0
+        self._n_buffered = 0
         self._sha256 = hashlib.sha256()
         self._path = path
-        local = {'kvstore': {'driver': 'file', 'path': f'{path}/'}} if isinstance(path, Path) else {}
-        spec = local | {
-            'driver': 'zarr3',
-            'metadata': {
-                'shape': [0],
-                'data_type': dtype,
-                'chunk_grid': {'name': 'regular', 'configuration': {'chunk_shape': [shard]}},
-                'chunk_key_encoding': {'name': 'default'},
-                # Not a valid token or offset, so a missing chunk cannot pass for data.
-                'fill_value': int(np.iinfo(dtype).max),
-                'codecs': [{'name': 'sharding_indexed', 'configuration': sharding}],
-            },
-        }
-        store = path.kvstore('/') if isinstance(path, BucketPath) else None
-        with self._errors():
-            self._array = ts.open(spec, create=True, kvstore=store).result()
+        self._shards = Shards(np.dtype(dtype), 0, shard, _CHUNK)
+        (path / 'c').mkdir(parents=True)
+        self._write_metadata()  # so that a bucket shows that tokens are being written
 
     def append(self, values: np.ndarray) -> None:
         while len(values):
@@ -291,23 +270,19 @@ class _Column:
     def finish(self) -> str:
         if self._n_buffered:
             self._flush()
+        self._write_metadata()
         return self._sha256.hexdigest()
 
+    def _write_metadata(self) -> None:
+        write_whole(self._path / 'zarr.json', json.dumps(self._shards.metadata()).encode(), sync=True)
+
     def _flush(self) -> None:
-        start, stop = self._n_written, self._n_written + self._n_buffered
         values = self._buffered[: self._n_buffered]
         self._sha256.update(little_endian(values))
-        with self._errors():
-            self._array = self._array.resize(exclusive_max=[stop]).result()
-            self._array[start:stop].write(values).result()
-        self._n_written, self._n_buffered = stop, 0
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except ValueError as error:  # TensorStore reports a full disk this way too
-            raise as_os_error(error, str(self._path)) from None
+        number = self._shards.length // self._shards.shard
+        write_whole(self._path / 'c' / str(number), self._shards.encode(values), sync=True)
+        self._shards = dataclasses.replace(self._shards, length=self._shards.length + len(values))
+        self._n_buffered = 0
 
 
 def _sum(a: int | None, b: int | None) -> int | None:

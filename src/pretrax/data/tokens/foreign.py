@@ -23,6 +23,7 @@ from pretrax.errors import Report, UserError, system_errors
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.system.atomic import new_directory
 from pretrax.system.cache import cache_directory
+from pretrax.system.software import need_extra
 
 GPT2_VOCABULARY = 50257
 FORMATS = 'a flat-tokens directory, nanoGPT .bin, Modalities .pbin, Megatron .bin/.idx, or seqax flat-tokens (zarr 2)'
@@ -126,6 +127,7 @@ def _in_directory(path: Path, end_of_text: int | None, dtype: IdType | None) -> 
         inside = [str(file.parent) for at in ('*', 'data/*') for file in sorted(path.glob(f'{at}/zarr.json'))]
         hint = f'did you mean {inside[0]}?' if inside else nearest(path)
         raise UserError(f'{path}: not a token file that pretrax can read\n  expected {FORMATS}\n  {hint}')
+    need_extra('cloud', f'{path}: reading zarr 2', 'tensorstore')
     from pretrax.data.tokens.foreign_zarr import seqax
 
     layouts = {name: seqax(split) for name, split in found.items()}

@@ -88,7 +88,8 @@ def _open(path: Path, dtype: str) -> ts.TensorStore:
         raise UserError(f'{path / ".zarray"}: not readable: {_reason(error)}') from None
     if array.rank != 1 or array.dtype.name != dtype:
         raise UserError(f'{path / ".zarray"}: {array.dtype.name} of rank {array.rank}\n  expected {dtype} of rank 1')
-    refuse_large_chunks(array, path / '.zarray')
+    [chunk] = array.chunk_layout.read_chunk.shape or [1]
+    refuse_large_chunks((chunk or 1) * array.dtype.numpy_dtype.itemsize, path / '.zarray')
     return array
 
 

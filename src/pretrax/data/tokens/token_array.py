@@ -1,28 +1,29 @@
-"""An array of flat-tokens on a disk or in a bucket, read with TensorStore."""
+"""An array of flat-tokens on a disk or in a bucket."""
 
-import re
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import tensorstore as ts
 
 from pretrax.data.tokens.block_files import BlockFiles
+from pretrax.data.tokens.zarr_shards import OtherArrayError, Shards
 from pretrax.errors import UnavailableError, UserError
 from pretrax.storage import AnyPath, BucketPath
-from pretrax.storage.connection import BucketError, as_os_error, disk_error, kind_of_error
+from pretrax.storage.connection import kind_of_error
 from pretrax.storage.settings import retry_seconds
 
 # A bucket is asked for this many times as long as a request is repeated, 10 minutes by default. Then the run ends.
 PATIENCE = 10
 LARGEST_CHUNK = 1 << 30  # bytes
 _PAUSE = 5.0  # seconds
-# What TensorStore says of a file whose content is wrong. It also raises ValueError for a name or a request that it
-# refuses.
-_DAMAGE = re.compile(
-    r'^(NOT_FOUND|DATA_LOSS)|is missing|[Bb]yte range|[Dd]igest|decompress|[Dd]ecod|Invalid JSON|corrupt|truncat'
-)
+_LONGEST_SPAN = 1 << 24  # bytes that are read at once
+_REQUESTS = 32  # to a bucket at once
+_INDICES = 256  # of shards, kept in memory: 16 KB each
 
 
 class TokenArray:
@@ -43,30 +44,16 @@ class TokenArray:
     def __init__(self, path: AnyPath, dtype: str, sha256: str, cache: BlockFiles | None = None):
         self._path, self._dtype, self._sha256 = path, np.dtype(dtype), sha256
         self._cache = cache if isinstance(path, BucketPath) else None
-        if not (path / 'zarr.json').is_file():
-            raise damaged(path / 'zarr.json', 'missing')
-        spec = {'driver': 'zarr3', 'fill_missing_data_reads': False}
-        try:
-            if isinstance(path, Path):
-                spec['kvstore'] = {'driver': 'file', 'path': f'{path}/'}  # pyright: ignore[reportArgumentType]
-                self._array = ts.open(spec, read=True).result()
-            else:
-                self._array = ts.open(spec, kvstore=path.kvstore('/'), read=True).result()
-        except ValueError as error:
-            raise _refusal(path, path / 'zarr.json', error) from None
-        if self._array.rank != 1 or self._array.dtype.name != dtype:
-            raise UserError(
-                f'{path / "zarr.json"}: {self._array.dtype.name} of rank {self._array.rank}\n'
-                f'  expected {dtype} of rank 1'
-            )
-        refuse_large_chunks(self._array, path / 'zarr.json')
-        self.length = int(self._array.shape[0])
-        shape = self._array.chunk_layout.write_chunk.shape
-        assert shape  # a stored array has chunks
-        self.shard_length = int(shape[0] or 0)
+        with _file_errors(path / 'zarr.json'):
+            self._shards = shards = Shards.parse((path / 'zarr.json').read_bytes())
+        if shards.dtype != self._dtype:
+            raise UserError(f'{path / "zarr.json"}: {shards.dtype.name}\n  expected {dtype}')
+        refuse_large_chunks(max(shards.chunk_size, shards.index_size), path / 'zarr.json')
+        self.length, self.shard_length = shards.length, shards.shard
+        self._index = functools.lru_cache(_INDICES)(self._read_index)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """The values of each range [start, stop), read concurrently.
+        """The values of each range [start, stop), read concurrently from a bucket.
 
         A bucket that fails is asked again for `PATIENCE` times as long as each request is repeated.
 
@@ -84,31 +71,114 @@ class TokenArray:
         return [values for values in found if values is not None]
 
     def _fetch(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        if not ranges:
-            return []
         began = time.monotonic()
         while True:
-            batch = ts.Batch()  # reads neighboring chunks of a file with one request
-            reads = [self._array[start:stop].read(batch=batch) for start, stop in ranges]
-            batch.submit()
             try:
-                return [read.result() for read in reads]
-            except ValueError as error:
-                refused = _refusal(self._path, None, error)
-                is_late = time.monotonic() - began > PATIENCE * retry_seconds()
-                if not isinstance(refused, UnavailableError) or is_late:
-                    raise refused from None
+                return self._read_chunks(ranges)
+            except UnavailableError:
+                if time.monotonic() - began > PATIENCE * retry_seconds():
+                    raise
             time.sleep(min(_PAUSE, retry_seconds()))
 
+    def _read_chunks(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        size = self._shards.chunk
+        wanted: dict[int, list[int]] = {}  # chunk -> the ranges that need it
+        for number, (start, stop) in enumerate(ranges):
+            if not 0 <= start <= stop <= self.length:
+                raise damaged(self._path, f'values {start:,} to {stop:,} of {self.length:,} are wanted')
+            for chunk in range(start // size, -(-stop // size)):
+                wanted.setdefault(chunk, []).append(number)
+        results = [np.empty(stop - start, self._dtype) for start, stop in ranges]
 
-def refuse_large_chunks(array: ts.TensorStore, file: AnyPath) -> None:
-    """Raises UserError if a chunk of an array, or the index of a shard, would take more than LARGEST_CHUNK bytes.
+        def read(span: _Span) -> None:
+            for chunk, values in self._read_span(span):
+                first = chunk * size
+                for number in wanted[chunk]:
+                    begin, end = ranges[number]
+                    start, stop = max(begin, first), min(end, first + size)
+                    results[number][start - begin : stop - begin] = values[start - first : stop - first]
 
-    Its metadata may claim any size, and TensorStore ends the process if memory does not hold it.
+        with contextlib.ExitStack() as stack:
+            each: Callable[..., Iterable[object]] = map
+            if not isinstance(self._path, Path):
+                each = stack.enter_context(concurrent.futures.ThreadPoolExecutor(_REQUESTS)).map
+            n_chunks = self.shard_length // size
+            list(each(self._index, sorted({chunk // n_chunks for chunk in wanted})))
+            list(each(read, self._spans(sorted(wanted))))
+        return results
+
+    def _spans(self, chunks: Sequence[int]) -> list['_Span']:
+        """Where these chunks are in their files; those that follow one another are one span."""
+        spans: list[_Span] = []
+        for chunk in chunks:
+            shard, number = divmod(chunk, self.shard_length // self._shards.chunk)
+            entry = self._index(shard)[number]
+            if entry is None:
+                raise damaged(self._path / f'c/{shard}', f'chunk {number} is missing')
+            start, stop = entry
+            if (
+                spans
+                and (spans[-1].shard, spans[-1].stop) == (shard, start)
+                and stop - spans[-1].start <= _LONGEST_SPAN
+            ):
+                spans[-1].stop = stop
+                spans[-1].chunks.append((chunk, start, stop))
+            else:
+                spans.append(_Span(shard, start, stop, [(chunk, start, stop)]))
+        return spans
+
+    def _read_span(self, span: '_Span') -> Iterator[tuple[int, np.ndarray]]:
+        file = self._path / f'c/{span.shard}'
+        with _file_errors(file):
+            content = _read_range(file, span.start, span.stop)
+            for chunk, start, stop in span.chunks:
+                yield chunk, self._shards.decode(content[start - span.start : stop - span.start])
+
+    def _read_index(self, shard: int) -> list[tuple[int, int] | None]:
+        file = self._path / f'c/{shard}'
+        with _file_errors(file):
+            return self._shards.index(_read_range(file, -self._shards.index_size, None))
+
+
+@dataclasses.dataclass
+class _Span:
+    """Chunks that follow one another in a shard, each with the bytes where it starts and stops."""
+
+    shard: int
+    start: int
+    stop: int
+    chunks: list[tuple[int, int, int]]
+
+
+def _read_range(file: AnyPath, start: int, stop: int | None) -> bytes:
+    """The bytes [start, stop) of a file; a negative `start` counts from its end. Fewer if it has fewer."""
+    if isinstance(file, BucketPath):
+        return file.read_range(start, stop)
+    with file.open('rb', buffering=0) as stream:
+        stream.seek(start if start >= 0 else max(0, file.stat().st_size + start))
+        return stream.read(-1 if stop is None else stop - start)
+
+
+@contextlib.contextmanager
+def _file_errors(file: AnyPath) -> Iterator[None]:
+    """Turns an error of reading a file into a UserError that names it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise damaged(file, 'missing') from None
+    except OSError as error:
+        raise unreadable(file, error) from None
+    except OtherArrayError as error:  # of a newer version, or of another program
+        raise unreadable(file, OSError(0, str(error))) from None
+    except ValueError as error:
+        raise damaged(file, str(error)) from None
+
+
+def refuse_large_chunks(n_bytes: int, file: AnyPath) -> None:
+    """Raises UserError if a chunk of an array, or the index of a shard, takes more than LARGEST_CHUNK bytes.
+
+    Its metadata may claim any size.
     """
-    layout = array.chunk_layout
-    chunk, shard = ((shape or [1])[0] or 1 for shape in (layout.read_chunk.shape, layout.write_chunk.shape))
-    n_bytes = max(chunk * array.dtype.numpy_dtype.itemsize, 16 * shard // chunk)
     if n_bytes > LARGEST_CHUNK:
         raise UserError(
             f'{file}: chunks of {n_bytes:,} bytes\n'
@@ -132,27 +202,3 @@ def unreadable(path: AnyPath | str, error: OSError) -> UserError:
             'and the endpoint'
         )
     return UserError(f'{path}: cannot be read: {error.strerror or error}\n  the tokens may be whole: keep them')
-
-
-def _refusal(array: AnyPath, file: AnyPath | None, error: ValueError) -> UserError:
-    """The error for what TensorStore reports; it raises ValueError for all reasons.
-
-    Args:
-        file: the file that was read; None: the error names it.
-    """
-    said = str(error).split(' [')[0]
-    if isinstance(array, BucketPath):
-        keys = re.findall(r'([^\s":]*/c/\d+)', said)
-        path = file or (array / f'c/{keys[-1].rpartition("/")[2]}' if keys else array)
-        found = as_os_error(error, str(path))
-        is_temporary = isinstance(found, BucketError) and found.is_temporary
-        if is_temporary or '[http_' in str(error) or '[curl_' in str(error):
-            return unreadable(str(path), found)
-        reason = 'missing' if said.startswith('NOT_FOUND') else re.split(r'/c/\d+"?: ', said)[-1]
-        return damaged(path, reason) if _DAMAGE.search(said) else unreadable(str(path), found)
-    # '... Error reading shard index in local file "/x/c/1": Digest mismatch, ...'
-    found = re.findall(r'local file "([^"]*)"(?:: | is )(.*)', said)
-    path, reason = (file, said) if file is not None else found[-1] if found else (array, said)
-    if failed := disk_error(str(error)):
-        return unreadable(path, failed)
-    return damaged(path, reason) if _DAMAGE.search(said) else unreadable(path, OSError(0, reason))
