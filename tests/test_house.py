@@ -143,10 +143,10 @@ TESTED_BY = {
     'distill/test_student.py': 'distill/divergence',
     'distill/test_preparation.py': 'cli/distill/prepare',
     'data/batches/test_token_source.py': 'data/batches/block_cache data/batches/windows',
-    'data/corpus/test_files.py': 'data/corpus/document data/corpus/parts',
+    'data/corpus/test_files.py': 'data/corpus/document data/corpus/parts system/zstd',
     'data/tokenize/test_engines.py': 'data/tokenize/engine_ray data/tokenize/tokenized_shards data/tokenize/worker',
     'data/tokenize/test_prepare.py': 'data/tokenize/sample',
-    'data/tokens/test_flat_tokens.py': 'data/tokens/flat_tokens_check data/tokens/flat_tokens_writer',
+    'data/tokens/test_flat_tokens.py': 'data/tokens/flat_tokens_check data/tokens/flat_tokens_writer data/tokens/zarr_shards',
     'data/tokens/test_foreign.py': (
         'data/tokens/foreign_layout data/tokens/foreign_pickle data/tokens/foreign_zarr data/tokens/token_store'
     ),
