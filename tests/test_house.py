@@ -146,7 +146,9 @@ TESTED_BY = {
     'data/corpus/test_files.py': 'data/corpus/document data/corpus/parts system/zstd',
     'data/tokenize/test_engines.py': 'data/tokenize/engine_ray data/tokenize/tokenized_shards data/tokenize/worker',
     'data/tokenize/test_prepare.py': 'data/tokenize/sample',
-    'data/tokens/test_flat_tokens.py': 'data/tokens/flat_tokens_check data/tokens/flat_tokens_writer data/tokens/zarr_shards',
+    'data/tokens/test_flat_tokens.py': (
+        'data/tokens/flat_tokens_check data/tokens/flat_tokens_writer data/tokens/zarr_shards'
+    ),
     'data/tokens/test_foreign.py': (
         'data/tokens/foreign_layout data/tokens/foreign_pickle data/tokens/foreign_zarr data/tokens/token_store'
     ),
