@@ -14,6 +14,14 @@ export function element(name, properties = {}, ...children) {
 export const button = (words, action, properties = {}) =>
   element('button', { type: 'button', className: 'quiet', onclick: action, ...properties }, words);
 
+/** Fills a place with what `make` makes of the items, and leaves it alone if they are those that it has. */
+export function fill(place, items, make) {
+  const now = JSON.stringify(items);
+  if (place.dataset.items === now) return;
+  place.dataset.items = now;
+  place.replaceChildren(...items.map(make));
+}
+
 /** The bytes of gzip, as base64. */
 export async function inflated(base64) {
   const bytes = Uint8Array.from(atob(base64.trim()), letter => letter.charCodeAt(0));

@@ -41,7 +41,8 @@ def page(browser):
 @pytest.fixture
 def written(tmp_path):
     run = WrittenRun(tmp_path / 'runs' / 'tiny', steps=60)
-    run.train(20, loss=math.nan)
+    run.train(15)
+    run.train(5, loss=math.nan, val_loss=3.5)
     run.train(1, val_loss=3.25)
     return run
 
@@ -109,7 +110,7 @@ def test_figures_are_the_file_through_appends_a_kill_and_a_resume(page, written)
         expect(page.locator('section[aria-label="validation loss"]')).to_have_count(0)
         written.train(48)
         shows(page, written)
-        shows(page, written, 'tokens_per_second')
+        shows(page, written, 'grad_norm')
         written.end('finished')
         expect(page.locator('.state')).to_have_text('finished')
         expect(page.locator('#attempts tbody tr')).to_have_count(2)
@@ -158,7 +159,7 @@ def test_runs_are_overlaid_smoothed_and_drawn_over_tokens_and_time(page, written
         page.get_by_label('Over').select_option('tokens')
         page.wait_for_function('() => document.querySelector(".plot").data[0].x[0] === 512')
         assert [x for x, _ in points(page, 'training loss')] == [512 * step for step, _ in in_file(written, 'loss')]
-        assert points(page, 'validation loss') == [(512 * 21, 3.25)]
+        assert points(page, 'validation loss') == [(512 * 20, 3.5), (512 * 21, 3.25)]
         page.get_by_label('Over').select_option('time')
         page.wait_for_function('() => document.querySelector(".plot").data[0].x[0] === 0')
         assert [x for x, _ in points(page, 'training loss', 1)] == pytest.approx(range(15))  # a step each second
@@ -179,10 +180,12 @@ def test_runs_are_overlaid_smoothed_and_drawn_over_tokens_and_time(page, written
         )
         page.get_by_text('Choose the curves').click()
         page.get_by_role('checkbox', name='tokens', exact=True).check()
-        expect(page.get_by_role('region', name='tokens', exact=True)).to_be_visible()
+        expect(page.get_by_role('rowheader', name='tokens', exact=True)).to_have_count(
+            2
+        )  # a straight line, and the newest value
         page.reload()  # choices are kept
         expect(page.get_by_label('Log y')).to_be_checked()
-        expect(page.get_by_role('region', name='tokens', exact=True)).to_be_visible()
+        expect(page.get_by_role('rowheader', name='tokens', exact=True)).to_have_count(2)
 
 
 @pytest.mark.slow
@@ -192,22 +195,73 @@ def test_names_and_samples_are_text_and_every_figure_is_explained(page, tmp_path
     run.sample(HOSTILE, f'{HOSTILE}\n  twice')
     with watching(tmp_path / 'runs') as url, lock_directory(run.directory, pytest.fail):
         page.goto(url)
-        expect(page.locator('.sample p')).to_have_text(f'{HOSTILE}{HOSTILE}\n  twice')
+        expect(page.locator('.sample')).to_have_text(f'Step 3{HOSTILE}{HOSTILE}\n  twice')
         expect(page.get_by_role('heading', level=1)).to_have_text(HOSTILE)
         page.get_by_text('Choose the curves').click()
         page.get_by_role('checkbox', name=HOSTILE).last.check()
-        expect(page.locator('.chart').last).to_contain_text(HOSTILE)
+        expect(page.locator('#plain')).to_contain_text(f'{HOSTILE}1 at step 3')
         assert page.evaluate('window.broken') is None
         shows(page, run)
-        for help_button in page.locator('.chart .help').all():
-            help_button.click()
-        for chart in page.locator('.chart').all():
+        for info in page.locator('.chart:visible .info').all():
+            info.click()
+        for chart in page.locator('.chart:visible').all():
             meaning = definition_of(chart.get_attribute('data-key')).meaning
-            expect(chart.locator('.meaning')).to_contain_text(meaning)
-        page.get_by_role('button', name='State').click()
-        expect(page.locator('#column-meaning')).to_contain_text('stalled: running, without a new line')
+            expect(chart.locator('.definition')).to_contain_text(meaning)
+        page.get_by_role('button', name='What the columns mean').click()
+        expect(page.get_by_text('stalled: running, without a new line')).to_be_visible()
         run.train(1, loss=math.inf)
         expect(page.get_by_role('list', name='Warnings')).to_contain_text('loss was inf at step 4')
+
+
+LONG = 'llama-1.3b-fineweb-edu-adamw-lr3e-3-warmup2000-batch512k-seed7-resumed-from-checkpoint-18000'
+
+
+def test_small_screens_have_every_figure_of_a_run_and_curves_that_are_not_covered(page, tmp_path):
+    for name in (LONG, *'abcde'):
+        run = WrittenRun(tmp_path / 'runs' / name, steps=60)
+        run.train(30, val_loss=3.25)
+    run.train(1, loss=58_000.0)
+    page.emulate_media(reduced_motion='reduce')
+    with watching(tmp_path / 'runs') as url:
+        page.goto(url)
+        shows(page, run, number=page_order(page).index('e'))
+        fits = '() => document.documentElement.scrollWidth <= document.documentElement.clientWidth'
+        for width in (1400, 768, 390):
+            page.set_viewport_size({'width': width, 'height': 844})
+            page.wait_for_function(fits, timeout=5000)  # figures are drawn again
+        page.reload()
+        page.locator('#charts').scroll_into_view_if_needed()
+        page.locator('.plot .main-svg').first.wait_for()
+        assert page.locator('.modebar-btn').count() == 0
+        card = page.get_by_role('row').filter(has_text=LONG)
+        assert re.sub(r'\s+', ' ', card.inner_text()).startswith(f'{LONG} lost 50.0 % · 30 of 60 ')
+        labels = 'row => [...row.cells].filter(cell => cell.offsetWidth).map(cell => cell.dataset.label)'
+        assert card.evaluate(labels) == [
+            'Run',
+            'State',
+            'Progress',
+            'Loss',
+            'Val. loss',
+            'Tokens/s',
+            'MFU',
+            'Last line',
+        ]
+        assert page.evaluate('document.querySelector(".plot").layout.yaxis.range[1] < 10')
+        expect(page.locator('section[aria-label="MFU"]')).to_be_hidden()
+        expect(page.get_by_role('row', name='MFU constant at 40 %')).to_be_visible()  # and no figure of a straight line
+        page.get_by_label('Clip outliers').uncheck()
+        page.wait_for_function('() => document.querySelector(".plot").layout.yaxis.range[1] > 10000')
+        page.get_by_role('searchbox').fill('LLAMA')
+        expect(page.locator('#runs tbody tr:visible')).to_have_count(1)
+        page.wait_for_function(
+            '() => document.querySelector(".plot").data.filter(one => one.meta === "values").length === 1'
+        )
+
+
+def page_order(page: Page) -> list[str]:
+    """The names of the runs in the order of the table."""
+    expect(page.locator('#runs tbody tr')).to_have_count(6)
+    return page.locator('#runs .name').all_inner_texts()
 
 
 @pytest.mark.slow
@@ -221,7 +275,7 @@ def test_the_page_is_accessible(page, written, scheme):
         page.get_by_text('Choose the curves').click()
         page.get_by_role('button', name='What training loss means').focus()
         page.keyboard.press('Enter')
-        expect(page.locator('.chart .meaning').first).to_be_visible()
+        expect(page.locator('.chart .definition').first).to_be_visible()
         found = Axe().run(page).response['violations']
         assert not found, [(one['id'], [node['html'][:200] for node in one['nodes']]) for one in found]
 

@@ -1,16 +1,21 @@
 // One figure for each key, with the curves of all runs.
 
-import { button, element } from './dom.js';
-import { COLORS, colorOf, config, escaped, smoothed, themed } from './plots.js';
+import { element, fill } from './dom.js';
+import { COLORS, clipped, colorOf, config, escaped, inWords, smoothed, themed } from './plots.js';
 import { places } from './runs.js';
 
 const DASHES = ['solid', 'dash', 'dot', 'dashdot'];
 export const FRACTION = 'fraction of 1';
 
 export class Charts {
-  /** `view()`: {runs: [[run, number]], axis, smoothing, logX, logY} of what is to be drawn. */
-  constructor(root, definitionOf, view) {
+  /**
+   * `root`: where the figures are. `plain`: the body of a table of keys that need none. `view()`: {runs: [[run, number]], axis,
+   * smoothing, clip, logX, logY} of what is to be drawn.
+   */
+  constructor(root, plain, definitionOf, view) {
     this.root = root;
+    this.plain = plain;
+    this.keys = [];
     this.definitionOf = definitionOf;
     this.view = view;
     this.byKey = new Map();
@@ -27,6 +32,7 @@ export class Charts {
 
   /** Shows figures of these keys, in this order. */
   show(keys) {
+    this.keys = keys;
     for (const [key, chart] of this.byKey) {
       if (keys.includes(key)) continue;
       this.seen.unobserve(chart.section);
@@ -39,6 +45,7 @@ export class Charts {
       const { section } = this.byKey.get(key);
       if (this.root.children[index] !== section) this.root.insertBefore(section, this.root.children[index] ?? null);
     });
+    this.#say();
   }
 
   /** Draws the figures of these keys again, if they are in view, and otherwise when they come into view. */
@@ -47,19 +54,32 @@ export class Charts {
     this.#drawSoon();
   }
 
+  /** Says in a table what is constant or a straight line, in place of a figure. */
+  #say() {
+    const { runs } = this.view();
+    const rows = [];
+    for (const key of this.keys) {
+      const [name, unit] = this.definitionOf(key);
+      const curves = runs.map(([run]) => [run.info.name, run.curves.get(key)]).filter(([, curve]) => curve?.step.length);
+      const words = curves.map(([run, { step, value }]) => [run, inWords(step, value, unit === FRACTION)]);
+      const isPlain = words.length > 0 && words.every(([, text]) => text);
+      this.byKey.get(key).section.hidden = isPlain;
+      const equal = new Set(words.map(([, text]) => text)).size === 1;
+      if (isPlain) rows.push([name, equal ? words[0][1] : words.map(([run, text]) => `${run}: ${text}`).join('; ')]);
+    }
+    fill(this.plain, rows, ([name, text]) => element('tr', {}, element('th', { scope: 'row' }, name), element('td', {}, text)));
+    this.plain.closest('.table').hidden = !rows.length;
+  }
+
   #add(key) {
     const [name, unit, meaning] = this.definitionOf(key);
     const id = `meaning-${this.byKey.size}-${Math.random().toString(36).slice(2)}`;
-    const explained = element('p', { className: 'meaning', id, hidden: true }, `${key}: ${meaning}`);
-    const help = button('?', () => {
-      explained.hidden = !explained.hidden;
-      help.ariaExpanded = String(!explained.hidden);
-    }, { className: 'quiet help', label: `What ${name} means` });
-    help.ariaExpanded = 'false';
+    const explained = element('div', { className: 'definition', id, hidden: true }, `${key}: ${meaning}`);
+    const help = element('button', { type: 'button', className: 'info', ariaExpanded: 'false', label: `What ${name} means` }, 'i');
     help.setAttribute('aria-controls', id);
     const plot = element('div', { className: 'plot' });
     const section = element('section', { className: 'chart', label: name },
-      element('h3', {}, name, ' ', element('span', { className: 'unit' }, unit === FRACTION ? '' : unit), help), explained, plot);
+      element('h3', {}, name, ' ', element('span', { className: 'unit' }, unit === FRACTION ? '' : unit), ' ', help), explained, plot);
     section.dataset.key = key;
     this.byKey.set(key, { section, plot, visible: false });
     this.stale.add(key);
@@ -72,6 +92,7 @@ export class Charts {
     setTimeout(() => {
       requestAnimationFrame(() => {
         this.drawing = false;
+        this.#say();
         const view = this.view();
         for (const key of [...this.stale]) {
           const chart = this.byKey.get(key);
@@ -92,10 +113,14 @@ export class Charts {
       : seconds > 7200 ? [3600, 'hours since the first line'] : seconds > 300 ? [60, 'minutes since the first line'] : [1, 'seconds since the first line'];
     const traces = found.flatMap(([run, number]) => tracesOf(run, number, key, view, divisor));
     const largest = traces.reduce((most, { y }) => y.reduce((known, value) => Math.max(known, Math.abs(value)), most), 0);
-    Plotly.react(plot, traces, themed({
-      height: 260, margin: { l: 54, r: 14, t: 6, b: 42 }, uirevision: 'kept',
-      xaxis: { type: view.logX ? 'log' : 'linear', title: { text: xTitle, standoff: 8, font: { size: 12 } } },
-      yaxis: { type: view.logY ? 'log' : 'linear', tickformat: unit === FRACTION ? '.3~%' : '', exponentformat: largest < 0.01 ? 'e' : 'SI' },
+    const far = view.clip && !view.logY ? clipped(traces.filter(({ meta }) => meta === 'values')) : null;
+    Plotly.react(plot, [...traces, ...far?.traces ?? []], themed({
+      height: 260, uirevision: 'kept', annotations: far?.annotations ?? [],
+      xaxis: { type: view.logX ? 'log' : 'linear', title: { text: xTitle } },
+      yaxis: {
+        type: view.logY ? 'log' : 'linear', tickformat: unit === FRACTION ? '.3~%' : '', exponentformat: largest < 0.01 ? 'e' : 'SI',
+        ...(far ? { range: far.range } : { autorange: true }),
+      },
     }), config({ toImageButtonOptions: { filename: key.replaceAll('/', '-'), scale: 2 } }));
     plot.setAttribute('role', 'group');
     plot.setAttribute('aria-label', `${name}: ${found.map(([run]) => `${run.info.name} ${run.info.last[key] ?? ''}`).join(', ') || 'no values'}`);

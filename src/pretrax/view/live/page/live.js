@@ -2,7 +2,8 @@
 
 import { Charts, FRACTION } from './charts.js';
 import { follow } from './connection.js';
-import { button, byId, element } from './dom.js';
+import { byId, element, fill } from './dom.js';
+import './info.js';
 import { colorOf } from './plots.js';
 import { Runs } from './runs.js';
 import { askForKey, chooseTheme } from './served.js';
@@ -11,27 +12,29 @@ const FIRST = ['loss', 'val_loss', 'grad_norm', 'learning_rate', 'tokens_per_sec
 const LATER = ['step', 'tokens', 'skipped_steps', 'skipped_in_a_row', 'mfu_full', 'clipped_grad_norm'];
 const SETTINGS = 'pretrax.watch';
 const MOST_SAMPLES = 10;
+const MANY = 6; // runs, which can be filtered by name
 
-const settings = { axis: 'step', smoothing: 0, log_x: false, log_y: false, keys: {}, hidden: {}, ...JSON.parse(localStorage.getItem(SETTINGS) ?? '{}') };
+const settings = { axis: 'step', smoothing: 0, clip: true, log_x: false, log_y: false, keys: {}, hidden: {}, ...JSON.parse(localStorage.getItem(SETTINGS) ?? '{}') };
 const runs = new Runs();
 let terms = {}; // what words of the page mean, as [name, unit, meaning]
 let chosen = null; // id of the run that is shown alone
 let heard = null; // when the server was last heard of
-let explained = ''; // the column whose meaning is shown
+let filter = ''; // what the names of the runs that are shown contain
 
 const keep = () => localStorage.setItem(SETTINGS, JSON.stringify(settings));
 const definitionOf = key => runs.definitions[key] ?? terms[key] ?? [key, '', ''];
 const isShown = key => settings.keys[key] ?? FIRST.includes(key);
-const charts = new Charts(byId('charts'), definitionOf, () => ({
-  runs: runs.list.map((run, number) => [run, number]).filter(([run]) => !settings.hidden[run.id]),
-  axis: settings.axis, smoothing: settings.smoothing, logX: settings.log_x, logY: settings.log_y,
+const matches = run => run.info.name.toLowerCase().includes(filter);
+const charts = new Charts(byId('charts'), byId('plain'), definitionOf, () => ({
+  runs: runs.list.map((run, number) => [run, number]).filter(([run]) => matches(run) && !settings.hidden[run.id]),
+  axis: settings.axis, smoothing: settings.smoothing, clip: settings.clip, logX: settings.log_x, logY: settings.log_y,
 }));
 
 // Numbers as people read them
 
 const whole = value => value.toLocaleString('en-US', { maximumFractionDigits: 0 });
 const short = value => typeof value !== 'number' ? String(value)
-  : Math.abs(value) >= 1e4 ? value.toLocaleString('en-US', { notation: 'compact', maximumSignificantDigits: 4 })
+  : Math.abs(value) >= 1000 ? value.toLocaleString('en-US', { notation: Math.abs(value) < 1e4 ? 'standard' : 'compact', maximumSignificantDigits: 4 })
     : String(Number(value.toPrecision(4)));
 const percent = value => typeof value === 'number' ? `${(100 * value).toFixed(1)} %` : String(value);
 
@@ -45,7 +48,7 @@ function duration(seconds) {
 
 const clock = seconds => new Date(seconds * 1000).toLocaleString('en-GB', { dateStyle: 'short', timeStyle: 'medium' });
 
-const valueText = (key, value) => value === undefined || value === null ? '–'
+const valueText = (key, value) => value === undefined || value === null ? ''
   : definitionOf(key)[1] === FRACTION ? percent(value) : Number.isInteger(value) ? whole(value) : short(value);
 
 // The table of runs
@@ -54,13 +57,13 @@ const COLUMNS = [
   ['run', run => nameCell(run)],
   ['state', ({ info }) => element('span', { className: 'state', title: info.why ?? '' }, info.stalled ? 'stalled' : info.state ?? '')],
   ['progress', ({ info }) => progressCell(info)],
-  ['ends', ({ info }) => info.ends ? `in ${duration(info.ends - runs.now)}` : '–'],
+  ['ends', ({ info }) => info.ends ? `in ${duration(info.ends - runs.now)}` : ''],
   ...['loss', 'val_loss', 'tokens_per_second', 'mfu', 'goodput'].map(key => [key, ({ info }) => valueText(key, info.last[key])]),
-  ['heard', ({ info }) => info.heard ? `${duration(runs.now - info.heard)} ago` : '–'],
-  ['restarts', ({ info }) => whole(info.restarts ?? 0)],
+  ['heard', ({ info }) => info.heard ? `${duration(runs.now - info.heard)} ago` : ''],
+  ['restarts', ({ info }) => info.restarts ? whole(info.restarts) : ''],
 ];
 const WORDS = ['run', 'state', 'progress'];
-const SHORT = { loss: 'Loss', val_loss: 'Val. loss', tokens_per_second: 'Tokens/s', mfu: 'MFU', goodput: 'Goodput' };
+const SHORT = { run: 'Run', loss: 'Loss', val_loss: 'Val. loss', tokens_per_second: 'Tokens/s', mfu: 'MFU', goodput: 'Goodput' };
 
 function nameCell(run) {
   const number = runs.about.ids.indexOf(run.id);
@@ -82,37 +85,29 @@ function progressCell({ step, steps, reading, lines }) {
   return element('span', {}, bar, ` ${percent(step / steps)} · ${whole(step)} of ${whole(steps)}`);
 }
 
-function drawHead() {
-  byId('runs').tHead.rows[0].replaceChildren(...COLUMNS.map(([term]) => {
-    const name = term === 'run' ? 'Run' : SHORT[term] ?? definitionOf(term)[0];
-    const cell = element('th', { scope: 'col', className: WORDS.includes(term) ? '' : 'number' });
-    if (term === 'run') cell.append(name);
-    else {
-      const ask = button(name, () => {
-        explained = explained === term ? '' : term;
-        drawMeaning();
-      }, { className: 'quiet help', title: 'What this means' });
-      ask.dataset.column = term;
-      cell.append(ask);
-    }
-    return cell;
-  }));
-  drawMeaning();
-}
+const columnName = term => SHORT[term] ?? definitionOf(term)[0];
 
-function drawMeaning() {
-  const place = byId('column-meaning');
-  place.hidden = !explained;
-  if (explained) place.textContent = `${definitionOf(explained)[0]}: ${definitionOf(explained)[2]}`;
-  for (const one of document.querySelectorAll('[data-column]')) one.ariaExpanded = String(one.dataset.column === explained);
+const meaningOf = ([name, , meaning]) => element('span', {}, element('b', {}, name), `: ${meaning}`);
+
+function drawDefinitions() {
+  byId('runs').tHead.rows[0].replaceChildren(...COLUMNS.map(([term]) =>
+    element('th', { scope: 'col', className: WORDS.includes(term) ? '' : 'number' }, columnName(term))));
+  byId('about-runs').replaceChildren(...COLUMNS.slice(1).map(([term]) => meaningOf([columnName(term), ...definitionOf(term).slice(1)])));
+  for (const term of ['curves', 'attempts']) byId(`about-${term}`).replaceChildren(meaningOf(definitionOf(term)));
 }
 
 function drawRuns() {
   const body = byId('runs').tBodies[0];
   const rows = new Map([...body.rows].map(row => [row.dataset.id, row]));
+  byId('filter').hidden = runs.list.length < MANY && !filter;
   runs.list.forEach((run, index) => {
-    const row = rows.get(run.id) ?? element('tr', {}, ...COLUMNS.map(([term]) => element('td', { className: WORDS.includes(term) ? '' : 'number' })));
+    const row = rows.get(run.id) ?? element('tr', {}, ...COLUMNS.map(([term]) => {
+      const cell = element('td', { className: WORDS.includes(term) ? '' : 'number' });
+      cell.dataset.label = columnName(term);
+      return cell;
+    }));
     row.dataset.id = run.id;
+    row.hidden = !matches(run);
     rows.delete(run.id);
     COLUMNS.forEach(([term, content], column) => {
       const cell = row.cells[column];
@@ -128,15 +123,8 @@ function drawRuns() {
     if (body.rows[index] !== row) body.insertBefore(row, body.rows[index] ?? null);
   });
   for (const row of rows.values()) row.remove();
-  fill(byId('warnings'), runs.list.flatMap(({ info }) => info.warnings.map(text => `${info.name}: ${text}`)), text => element('li', {}, text));
-}
-
-/** Fills a list, and leaves it alone if it would be the same. */
-function fill(place, items, make) {
-  const now = JSON.stringify(items);
-  if (place.dataset.items === now) return;
-  place.dataset.items = now;
-  place.replaceChildren(...items.map(make));
+  fill(byId('warnings'), runs.list.flatMap(({ info }) => info.warnings.map(text => [info.name, text])), ([name, text]) =>
+    element('li', { className: 'warning' }, element('b', {}, name), ` ${text}`));
 }
 
 // One run
@@ -148,17 +136,21 @@ function drawOne() {
   choice.value = chosen ?? '';
   const run = runs.list.find(one => one.id === chosen);
   const { attempts = [], last = {} } = run?.info ?? {};
-  fill(byId('attempts').tBodies[0], attempts, one => element('tr', {},
-    element('td', {}, one.start ? clock(one.start) : '–'),
-    element('td', {}, `${one.first_step ?? '?'} to ${one.last_step ?? '?'}`),
-    element('td', { className: 'words' }, [one.outcome, one.why].filter(Boolean).join(': '))));
-  fill(byId('values'), Object.entries(last).map(([key, value]) => [key, definitionOf(key)[2], valueText(key, value)]), ([key, meaning, text]) =>
-    element('div', { title: meaning }, element('dt', {}, key), element('dd', {}, text)));
+  const names = ['Began', 'Steps', 'End'];
+  fill(byId('attempts').tBodies[0], attempts, one => element('tr', {}, ...[
+    one.start ? clock(one.start) : '', `${one.first_step ?? '?'} to ${one.last_step ?? '?'}`, [one.outcome, one.why].filter(Boolean).join(': '),
+  ].map((text, i) => {
+    const cell = element('td', {}, text);
+    cell.dataset.label = names[i];
+    return cell;
+  })));
+  fill(byId('values'), Object.entries(last).map(([key, value]) => [key, definitionOf(key)[0], valueText(key, value)]), ([key, name, text]) =>
+    element('tr', {}, element('th', { scope: 'row', title: key }, name), element('td', {}, text)));
   const samples = (run?.samples ?? []).slice(-MOST_SAMPLES).reverse();
   fill(byId('samples'), samples.length ? samples : ['none'], one => one === 'none'
     ? element('p', { className: 'empty' }, 'No samples yet. sample.every sets how often a run writes some.')
-    : element('div', { className: 'sample' }, element('h4', {}, `Step ${whole(one.step)}`),
-      element('p', { dir: 'auto' }, element('span', { className: 'prompt' }, one.prompt), one.text)));
+    : element('div', { className: 'sample', dir: 'auto' }, element('h4', {}, `Step ${whole(one.step)}`),
+      element('span', { className: 'prompt' }, one.prompt), one.text));
 }
 
 // All of it
@@ -229,14 +221,10 @@ form.addEventListener('input', ({ target }) => {
   charts.changed(runs.keys());
 });
 form.addEventListener('submit', event => event.preventDefault());
-for (const ask of document.querySelectorAll('[data-term]')) {
-  ask.onclick = () => {
-    const place = document.querySelector(`[data-meaning="${ask.dataset.term}"]`);
-    place.textContent = definitionOf(ask.dataset.term)[2];
-    place.hidden = !place.hidden;
-    ask.ariaExpanded = String(!place.hidden);
-  };
-}
+byId('filter').oninput = ({ target }) => {
+  filter = target.value.trim().toLowerCase();
+  redraw();
+};
 byId('chosen').onchange = ({ target }) => {
   chosen = target.value;
   drawOne();
@@ -254,7 +242,7 @@ follow({
   event(type, data) {
     if (type === 'terms') terms = data;
     charts.changed(runs.apply(type, data));
-    if (type === 'terms' || type === 'definitions') drawHead();
+    if (type === 'terms' || type === 'definitions') drawDefinitions();
     if (type !== 'time') drawSoon();
   },
   state: showConnection,
