@@ -10,7 +10,7 @@ import pytest
 
 from pretrax.errors import UserError
 from pretrax.evaluate.language_model import LanguageModel
-from pretrax.evaluate.results import TASKS, Results, as_json, as_text, run_tasks
+from pretrax.evaluate.results import TASKS, Results, as_json, run_tasks, table_rows
 from pretrax.evaluate.task import Document, Generate, Likelihood, Rolling, Score, Settings, Task, choose
 from pretrax.evaluate.text_tasks import parses
 
@@ -158,10 +158,9 @@ def test_a_failing_task_is_reported_and_the_others_run():
     assert results.failed == {'bad': 'nothing works'}
     assert results.flat() == {'task/good/answers': 1.0, 'task_stderr/good/answers': 0.0}
     assert said == ["task bad failed: RuntimeError('nothing works')"]
-    table = as_text({'a': results, 'b': Results({})})
-    assert [line.split() for line in table.splitlines()] == [
+    assert table_rows({'a': results, 'b': Results({})}) == [
         ['task', 'metric', 'documents', 'a', 'b'],
-        ['good', 'answers', '2', '1.0000', '±', '0.0000', '-'],
+        ['good', 'answers', '2', '1.0000 ± 0.0000', '-'],
         ['bad', 'failed', '0', '-', '-'],
     ]
     written = json.loads(as_json({'a': results}, FEW))

@@ -46,9 +46,10 @@ class Options:
 
 def eval_(options: Options) -> int:
     from pretrax.cli._output import write_output
-    from pretrax.evaluate.results import TASKS, as_json, as_text
+    from pretrax.evaluate.results import TASKS, as_json, table_rows
     from pretrax.evaluate.task import Settings, choose
     from pretrax.evaluate.text_tasks import own_texts
+    from pretrax.view.tables import text_table
     from pretrax.weights.evaluated import Reading, evaluate_models, follow
 
     if options.list_:
@@ -79,7 +80,7 @@ def eval_(options: Options) -> int:
             raise UserError('--follow evaluates the checkpoints of one run\ngive one run, without --all-checkpoints')
         for name, _, result in follow(run, tasks, settings, reading=reading):
             results[name] = result
-            print(as_text({name: result}), flush=True)
+            print('\n'.join(text_table(table_rows({name: result}), left=(0, 1), drop=('documents',))), flush=True)
             if options.json is not None:
                 write_output(options.json, as_json(results, settings) + '\n')
     else:
@@ -88,7 +89,7 @@ def eval_(options: Options) -> int:
         )
         if options.json is not None:
             write_output(options.json, as_json(results, settings) + '\n')
-        print(as_text(results))
+        print('\n'.join(text_table(table_rows(results), left=(0, 1), drop=('documents',))))
     return int(any(one.failed for one in results.values()))
 
 

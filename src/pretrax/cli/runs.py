@@ -28,8 +28,8 @@ class Options:
 
 def runs(options: Options) -> None:
     from pretrax.cli._output import write_output
-    from pretrax.view.run_list import STATES, list_runs, rows_of, select
-    from pretrax.view.tables import csv_records, text_table
+    from pretrax.view.run_list import STATES, list_runs, runs_text, select
+    from pretrax.view.tables import csv_records
 
     out = options.out
     suffix = pathlib.PurePath(out or '').suffix.lower()
@@ -52,6 +52,6 @@ def runs(options: Options) -> None:
     elif not found:
         print('no such runs')
     else:
-        print('\n'.join(text_table(rows_of(found), left=(0, 1))))
+        print('\n'.join(runs_text(found)))
         if any(run.is_partial for run in found):
             print('* of the last 8 MiB of its metrics')

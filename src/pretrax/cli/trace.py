@@ -5,7 +5,6 @@ and gaps, with what to try. To trace steps, train with log.profile=3 or log.prof
 """
 
 import pathlib
-import shutil
 from typing import Literal
 
 from pretrax.errors import UserError
@@ -28,7 +27,7 @@ def trace(
         raise UserError(f'cannot write {out}: expected a name that ends in .csv, .json or .html')
     steps = open_newest(locate(run), step)
     if out is None:
-        print(text(steps, by, shutil.get_terminal_size().columns))
+        print(text(steps, by))
         return
     if suffix == '.html':
         content = as_html(steps, by, f'Trace of {run}')

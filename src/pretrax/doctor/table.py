@@ -1,7 +1,8 @@
-"""The table of `pretrax doctor`, in at most 100 columns, and its JSON."""
+"""The table of `pretrax doctor`, in at most 100 columns and no more than the terminal has, and its JSON."""
 
 import dataclasses
 import json
+import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -74,6 +75,10 @@ def names_of(hosts: Mapping[int, str]) -> dict[int, str]:
 
 
 def _wrapped(head: str, text: str, indent: int) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=head, subsequent_indent=' ' * indent, break_on_hyphens=False) or [
-        head.rstrip()
-    ]
+    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
+    after = ' ' * min(indent, width // 2)
+    first = [] if len(head) + 12 <= width else [head.rstrip()]  # no room beside it
+    lines = textwrap.wrap(
+        text, width, initial_indent=after if first else head, subsequent_indent=after, break_on_hyphens=False
+    )
+    return [*first, *lines] or [head.rstrip()]

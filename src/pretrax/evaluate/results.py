@@ -68,8 +68,8 @@ def _fitting(model: LanguageModel, task: Task, documents: list[Document], report
     return [document for document in documents if document.length not in long]
 
 
-def as_text(by_model: Mapping[str, Results]) -> str:
-    """A table: a line for each metric, a column for each model, values with their standard errors."""
+def table_rows(by_model: Mapping[str, Results]) -> list[list[str]]:
+    """Headings and a row for each metric, with a column for each model: values with their standard errors."""
     rows = [['task', 'metric', 'documents', *by_model]]
     for task in dict.fromkeys(name for one in by_model.values() for name in (*one.metrics, *one.failed)):
         metrics = dict.fromkeys(metric for one in by_model.values() for metric in one.metrics.get(task, {}))
@@ -77,13 +77,7 @@ def as_text(by_model: Mapping[str, Results]) -> str:
             found = [one.metrics.get(task, {}).get(metric) for one in by_model.values()]
             count = max((one.documents for one in found if one), default=0)
             rows.append([task, metric, str(count), *map(_cell, found)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        left = [cell.ljust(width) for cell, width in zip(row[:2], widths, strict=False)]
-        right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
-        lines.append('  '.join([*left, *right]).rstrip())
-    return '\n'.join(lines)
+    return rows
 
 
 def _cell(metric: Metric | None) -> str:

@@ -33,6 +33,7 @@ from pretrax.model.plan import choose_saved
 from pretrax.model.request import ModelRequest
 from pretrax.plan.step import compile_ahead
 from pretrax.run.setup import build_model, open_source
+from pretrax.view.tables import terminal_width, text_table
 
 BEST = 3  # candidates that are compiled to verify a plan
 MARGIN = 0.95  # share of the memory that a plan may fill, since the formula is not exact
@@ -332,13 +333,22 @@ def report(plan: Plan, shown: int = 5) -> list[str]:
         if plan.found
         else f'none of {plan.tried} candidates fits',
     ]
-    lines += [f'    {"step":>8}{"MFU":>7}{"memory":>10}  limited by  change' for _ in plan.found[:1]]
-    for one in plan.found[:shown]:
-        seconds = one.prediction.seconds
-        lines.append(
-            f'    {seconds:7.3g}s{one.prediction.mfu:7.1%}{size(one.memory.total):>10}  {one.prediction.bound:<10}  '
-            f'{one.written()}'
+    rows = [
+        [
+            f'{one.prediction.seconds:.3g}s',
+            f'{one.prediction.mfu:.1%}',
+            size(one.memory.total),
+            one.prediction.bound,
+            one.written(),
+        ]
+        for one in plan.found[:shown]
+    ]
+    if rows:
+        width = terminal_width()
+        table = text_table(
+            [['step', 'MFU', 'memory', 'limited by', 'change'], *rows], (3, 4), width=width and width - 4
         )
+        lines += [f'    {line}' for line in table]
     if not plan.found:
         lines.append(
             '    use more devices (--topology, --slices), a smaller batch.sequence_length, or optimizer.name=lion'

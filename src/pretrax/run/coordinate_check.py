@@ -20,6 +20,7 @@ from pretrax.train.layer_statistics import make_layer_statistics
 from pretrax.train.state import init_state
 from pretrax.train.step import make_step
 from pretrax.view.charts.chart import Chart, Line, Panel
+from pretrax.view.tables import text_table
 
 Coordinates = dict[int, dict[str, float]]  # width -> what -> size
 _LAYERS = {'attention_rms': 'attention', 'feed_forward_rms': 'feed-forward', 'residual_rms': 'residual stream'}
@@ -75,14 +76,7 @@ def as_text(name: str, coordinates: Coordinates) -> str:
     rows = [[name, *map(str, coordinates), 'slope']]
     for what, slope in slopes(coordinates).items():
         rows.append([what, *(f'{sizes[what]:.3g}' for sizes in coordinates.values()), f'{slope:+.2f}'])
-    spans = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return '\n'.join(
-        '  '.join(
-            cell.ljust(span) if i == 0 else cell.rjust(span)
-            for i, (cell, span) in enumerate(zip(row, spans, strict=True))
-        )
-        for row in rows
-    )
+    return '\n'.join(text_table(rows, left=(0,)))
 
 
 def as_chart(found: dict[str, Coordinates], steps: int) -> Chart:

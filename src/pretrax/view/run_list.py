@@ -23,6 +23,7 @@ from pretrax.storage.parts import PART, parts_of
 from pretrax.view.record.columns import Columns, parse_columns
 from pretrax.view.record.state import state_of
 from pretrax.view.record.verdict import Losses, verdict
+from pretrax.view.tables import text_table
 
 METRICS = 'metrics.jsonl'
 _FILES = {METRICS, ATTEMPTS, 'config.yaml'}  # a directory with one of them is a run
@@ -232,9 +233,15 @@ def _is_known(value: Any) -> bool:
     return value is not None and value == value
 
 
+def runs_text(runs: Sequence[RunSummary]) -> list[str]:
+    """The lines of the list for a terminal."""
+    drop = ('at step', 'done', 'last line', 'best val loss', 'step')
+    return text_table(rows_of(runs), left=(0, 1), drop=drop, more='--json')
+
+
 def rows_of(runs: Sequence[RunSummary], now: float | None = None) -> list[list[str]]:
     """Headings and a row for each run, for people."""
-    rows = [['run', 'state', 'step', '', 'loss', 'best val loss', 'at step', 'tokens/s', 'last line']]
+    rows = [['run', 'state', 'step', 'done', 'loss', 'best val loss', 'at step', 'tokens/s', 'last line']]
     for run in runs:
         rows.append(
             [

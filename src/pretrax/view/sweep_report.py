@@ -64,7 +64,9 @@ def write_report(
 
 def table_text(results: Sequence[Result]) -> list[str]:
     """The table for a terminal."""
-    return text_table(_table(results))
+    rows = _table(results)
+    drop = ('devices', 'parameters', 'memory, GB', 'step, ms', 'MFU')
+    return text_table(rows, left=(len(rows[0]) - 1,), drop=drop, more='results.csv')
 
 
 def _table(results: Sequence[Result]) -> list[list[str]]:

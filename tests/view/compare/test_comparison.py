@@ -215,6 +215,23 @@ def test_runs_of_different_lengths_are_compared_at_the_shorter_end(made):
     assert any('short (failed)' in note for note in found.notes)
 
 
+@pytest.mark.parametrize('width', [60, 80])
+def test_the_text_fits_the_terminal(made, monkeypatch, width):
+    names = [f'llama-without-weight-decay-on-norms/warmup=2000-{end}/a-long-name' for end in 'ab']
+    runs = [
+        made.write(name, loss=decay(range(STEPS)), lr=rate, seed=seed)
+        for name, rate in zip(names, (0.1, 0.2), strict=True)
+        for seed in (0, 1)
+    ]
+    monkeypatch.setenv('COLUMNS', str(width))
+    shown = as_text(compare(runs))
+    assert max(map(len, shown.splitlines())) <= width
+    assert {'arm', 'final', 'tokens/s', '50', '0.1'} <= set(shown.split()), shown
+    assert 'not shown: end' in shown
+    monkeypatch.delenv('COLUMNS')
+    assert 'not shown' not in as_text(compare(runs))
+
+
 @pytest.mark.parametrize('lost', [math.nan, 1e308], ids=['nan', 'squares-overflow'])
 def test_losses_that_are_not_finite(made, lost):
     losses = decay(range(STEPS))

@@ -46,6 +46,7 @@ def test_the_picture_fits_the_terminal(tmp_path, width, height, count):
     lines = CODES.sub('', captured.get()).rstrip('\n').split('\n')
     assert max(map(len, lines)) <= width
     assert len(lines) <= height
+    assert not count or {'run', 'state', 'loss', 'tok/s'} <= set(lines[0].split())
 
 
 def test_the_table_has_the_newest_values_and_names_cannot_control_the_terminal(written):

@@ -141,6 +141,9 @@ def test_one_step_can_be_chosen(gpus):
 
 def test_the_terminal_shows_phases_rows_prediction_memory_and_what_to_try(gpus):
     shown = text(open_newest(gpus), 'scope', 140)
+    tables = text(open_newest(gpus), 'scope', 80).split('\n\n')[1:3]
+    assert max(len(line) for table in tables for line in table.splitlines()) <= 80
+    assert all({'time', 'share'} <= set(table.split()) for table in tables)
     assert 'step 110 us: busy 96.5 us (87.7%)' in shown
     assert 'communication 30.0 us, of which 20.0 us exposed (33% hidden)' in shown
     phases = {line.split('  ')[0].strip(): line.split()[-1] for line in shown.split('\n\n')[1].splitlines()}

@@ -18,6 +18,7 @@ def list_(run: str = argument('The directory of a run: runs/NAME.', metavar='RUN
     from pretrax.checkpoint.keep import is_good
     from pretrax.checkpoint.manifest import MANIFEST, UNFINISHED
     from pretrax.storage import locate_run
+    from pretrax.view.tables import text_table
 
     directory = checkpoints_of(locate_run(run))
     found: dict[int, Manifest | str] = {}
@@ -46,10 +47,7 @@ def list_(run: str = argument('The directory of a run: runs/NAME.', metavar='RUN
                 f'{len(manifest.files)}, all present',
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD) - 1)]
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
-        print('  '.join([*cells, row[-1]]).rstrip())
+    print('\n'.join(text_table(rows, left=(len(_HEAD) - 1,), drop=('size', 'written'))))
     for entry in sorted(directory.iterdir()):
         if entry.suffix in UNFINISHED:
             print(f'{entry.name}: being written or deleted, or left by a process that was killed; the run removes it')

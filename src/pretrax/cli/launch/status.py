@@ -10,14 +10,13 @@ def status(
     from pretrax.launch.crash import newest_reports
     from pretrax.launch.record import read_record, run_named
     from pretrax.launch.registry import engine_of
-    from pretrax.view.run_list import list_runs, rows_of
-    from pretrax.view.tables import text_table
+    from pretrax.view.run_list import list_runs, runs_text
 
     run_dir = run_named(run)
     record = read_record(run_dir)
     print(engine_of(record).status(record))
     try:
-        print('\n'.join(text_table(rows_of(list_runs([str(run_dir)])), left=(0, 1))))
+        print('\n'.join(runs_text(list_runs([str(run_dir)]))))
     except UserError:  # it has no files of a run yet
         print('no step is done yet')
     for path in newest_reports(run_dir):

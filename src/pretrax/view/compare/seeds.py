@@ -28,7 +28,7 @@ def summary_text(arm: Arm, confidence: float = 0.95) -> list[str]:
             between = f'{interval.low:.4f} to {interval.high:.4f}'
             cells = [*(f'{value:.4f}' for value in finite), f'{interval.estimate:.4f}', between]
             rows.append([key, *cells, f'{np.std(finite, ddof=1):.4f}'])
-    return text_table(rows, left=(0,))
+    return text_table(rows, left=(0,), drop=rows[0][-4:0:-1])
 
 
 def mean_metrics(arm: Arm, confidence: float = 0.95) -> str:

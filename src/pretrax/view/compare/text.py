@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +13,10 @@ from pretrax.view.charts.chart import number_text
 from pretrax.view.compare.arms import Arm
 from pretrax.view.compare.comparison import Comparison, Earlier, Result, curve_of
 from pretrax.view.compare.statistics import Interval
-from pretrax.view.tables import csv_records, markdown_table, markdown_text, text_table
+from pretrax.view.tables import csv_records, markdown_table, markdown_text, terminal_width, text_table
 
 _LONGEST = 60  # characters of a cell in a terminal
+_DROPPED = ('end', 'MFU', 'sd between seeds', 'best val_loss', 'seeds')  # by a narrow terminal
 _COLUMNS = ('seed_deviation', 'best', 'last', 'tokens_per_second', 'mfu')
 
 
@@ -42,11 +44,13 @@ def sections(result: Result) -> list[Section]:
 
 def as_text(result: Result) -> str:
     """For a terminal."""
-    blocks = []
+    blocks, width = [], terminal_width()
     for section in sections(result):
         rows = [[_short(cell) for cell in row] for row in section.rows]
-        table = text_table(rows, left=(0, 1, *(range(10) if section.title == 'What differs' else ()))) if rows else []
-        blocks.append('\n'.join([section.title, *(f'  {line}' for line in [*section.paragraphs, *table])]))
+        left = range(len(rows[0])) if section.title == 'What differs' and rows else (0, 1)
+        table = text_table(rows, left, _DROPPED, '--out FILE.md', width and width - 2) if rows else []
+        texts = [line for text in section.paragraphs for line in (textwrap.wrap(text, width - 2) if width else [text])]
+        blocks.append('\n'.join([section.title, *(f'  {line}' for line in [*texts, *table])]))
     return '\n\n'.join(blocks)
 
 

@@ -24,6 +24,7 @@ from pretrax.view.charts.text import chart_text
 from pretrax.view.live.curves import Curve
 from pretrax.view.live.run import WatchedRun
 from pretrax.view.live.runs import Places
+from pretrax.view.tables import fitted_table
 
 EVERY, EVERY_IN_BUCKET = 1.0, 5.0  # seconds
 _ENDED = ('finished', 'stopped', 'failed')
@@ -129,7 +130,7 @@ def picture(runs: Sequence[WatchedRun], where: str, width: int, height: int) -> 
         return rich.text.Text(printable(_nothing(where)))
     infos = [run.info() for run in runs]
     most = max(1, min(len(runs), height - 8))
-    table = _table(infos[:most])
+    table = _table(infos[:most], width)
     texts = [f'{info["name"]}: {text}' for info in infos for text in info['warnings']]
     notes = [f'{len(runs) - most} more runs'] if len(runs) > most else []
     notes += texts[:_MOST_WARNINGS]
@@ -166,18 +167,15 @@ def _line(name: str, curve: Curve) -> Line | None:
     return Line(printable(name), x, y, left_out=left_out)
 
 
-def _table(infos: Sequence[dict[str, Any]]) -> rich.table.Table:
-    table = rich.table.Table(box=None, pad_edge=False, padding=(0, 1))
-    table.add_column('run', no_wrap=True, overflow='ellipsis', min_width=8)
-    table.add_column('state', no_wrap=True)
-    for name in ('step', '%', 'ends', 'loss', 'val', 'tok/s', 'MFU', 'last'):
-        table.add_column(name, justify='right', no_wrap=True)
-    for info in infos:
-        table.add_row(*_row(info))
+def _table(infos: Sequence[dict[str, Any]], width: int) -> rich.table.Table:
+    head = ['run', 'state', 'step', '%', 'ends', 'loss', 'val', 'tok/s', 'MFU', 'last']
+    table, _ = fitted_table([head, *map(_row, infos)], (0, 1), ('%', 'last', 'MFU', 'ends', 'step', 'val'), width)
+    for column in table.columns:  # a line for each run
+        column.no_wrap, column.overflow = True, 'ellipsis'
     return table
 
 
-def _row(info: dict[str, Any]) -> list[rich.text.Text]:
+def _row(info: dict[str, Any]) -> list[str | rich.text.Text]:
     step, steps, last, now = info['step'], info['steps'], info['last'], time.time()
     state = 'stalled' if info['stalled'] else info['state']
     texts = [
@@ -190,8 +188,7 @@ def _row(info: dict[str, Any]) -> list[rich.text.Text]:
         _number(last.get('mfu'), lambda value: f'{100 * value:.1f}'),
         clock_text(max(0.0, now - info['heard'])) if info['heard'] is not None else '-',
     ]
-    name, shown = rich.text.Text(printable(info['name'])), rich.text.Text(state, style=_COLORS.get(state, ''))
-    return [name, shown, *map(rich.text.Text, texts)]
+    return [info['name'], rich.text.Text(state, style=_COLORS.get(state, '')), *texts]
 
 
 def _number(value: float | str | None, show: Callable[[float], str]) -> str:

@@ -34,7 +34,10 @@ def as_text(points: Sequence[Point], fits: Sequence[Fit], targets: Sequence[floa
             last = '' if loss is None else f'{loss:.4f}'
             approach, ratio = _NAMES[fit.approach], f'{tokens / params:.3g}'
             rows.append([f'{flops:.3g}', approach, _size(params), between, _size(tokens), ratio, last])
-    return [*lines, *(['', *text_table(rows, left=(1,))] if targets else [])]
+    return [
+        *lines,
+        *(['', *text_table(rows, left=(1,), drop=('tokens per parameter', '95% interval'))] if targets else []),
+    ]
 
 
 def as_json(points: Sequence[Point], fits: Sequence[Fit], targets: Sequence[float]) -> str:

@@ -85,7 +85,7 @@ def table_text(trials: Sequence[Trial], metric: str, parameters: Sequence[str]) 
     """The table for a terminal: the best trials."""
     rows = table(trials, metric, parameters)
     more = [f'and {len(rows) - 1 - _FIRST} more'] if len(rows) > _FIRST + 1 else []
-    return [*text_table(rows[: _FIRST + 1], left=(1,)), *more]
+    return [*text_table(rows[: _FIRST + 1], left=(1,), drop=('steps', *parameters[::-1]), more='trials.csv'), *more]
 
 
 def figures(

@@ -7,7 +7,7 @@ from typing import Any
 
 from pretrax.amounts import prefixed, short_time, size
 from pretrax.view.definitions import TRACE_COLUMNS, TRACE_PHASE_COLUMNS, Definition
-from pretrax.view.tables import csv_records
+from pretrax.view.tables import csv_records, text_table
 from pretrax.view.template import filled_columns, template
 from pretrax.view.trace.advice import advice
 from pretrax.view.trace.device_time import COMMUNICATION
@@ -16,7 +16,7 @@ from pretrax.view.trace.steps import FORWARD_AND_BACKWARD, By, Row, TracedGap, T
 # Keys of a row in a file.
 _VALUES = ('name', 'phase', 'runs', 'seconds', 'share', 'elapsed', 'exposed', 'flops', 'bytes', 'best', 'roofline')
 _MOST_ROWS = 20
-_SHORTEST_NAME = 28
+_DROPPED = ('runs', 'bytes/s', 'FLOP/s', 'elapsed', 'phase')  # by a narrow terminal
 
 
 def _rate(amount: float | None, seconds: float) -> str:
@@ -42,7 +42,7 @@ def cells(row: Row, step: float) -> list[str]:
     ]
 
 
-def text(steps: TracedSteps, by: By, width: int, most: int = _MOST_ROWS) -> str:
+def text(steps: TracedSteps, by: By, width: int | None = None, most: int = _MOST_ROWS) -> str:
     """The whole report for a terminal: the step, its phases, the table, gaps, memory, and what to try."""
     rows = [cells(row, steps.seconds) for row in steps.rows(by)]
     table = _aligned([by, *list(TRACE_COLUMNS)[1:]], rows[:most], width)
@@ -121,21 +121,12 @@ def _between(gap: TracedGap) -> str:
     return f'after {gap.before or "the start"}, before {gap.after}'
 
 
-def _aligned(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Rows in columns, names to the left. A name for which there is no room loses its beginning; empty columns go."""
-    used = [number for number in range(1, len(titles)) if any(row[number] for row in rows)]
-    widths = {number: max(len(row[number]) for row in (titles, *rows)) for number in used}
-    room = max(_SHORTEST_NAME, width - sum(widths.values()) - 2 * len(used))
-    names = [row[0] if len(row[0]) <= room else f'...{row[0][3 - room :]}' for row in (titles, *rows)]
-    longest = max(map(len, names))
-
-    def cell(row: Sequence[str], number: int) -> str:
-        return (row[number].ljust if titles[number] == 'phase' else row[number].rjust)(widths[number])
-
-    return [
-        '  '.join([name.ljust(longest), *(cell(row, number) for number in used)]).rstrip()
-        for name, row in zip(names, (titles, *rows), strict=True)
-    ]
+def _aligned(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """Rows in columns without those that are empty."""
+    used = [number for number in range(len(titles)) if not number or any(row[number] for row in rows)]
+    kept = [[row[number] for number in used] for row in (titles, *rows)]
+    left = [i for i, number in enumerate(used) if not number or titles[number] == 'phase']
+    return text_table(kept, left, _DROPPED, '--out FILE.csv', width)
 
 
 def as_csv(steps: TracedSteps, by: By) -> str:
