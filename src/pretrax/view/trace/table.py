@@ -123,7 +123,7 @@ def _between(gap: TracedGap) -> str:
 
 def _aligned(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
     """Rows in columns without those that are empty."""
-    used = [number for number in range(len(titles)) if not number or any(row[number] for row in rows)]
+    used = filled_columns(rows) or [0]
     kept = [[row[number] for number in used] for row in (titles, *rows)]
     left = [i for i, number in enumerate(used) if not number or titles[number] == 'phase']
     return text_table(kept, left, _DROPPED, '--out FILE.csv', width)
