@@ -105,6 +105,8 @@ def metadata_problems(metadata: Message, version: str) -> list[str]:
     if metadata['Description-Content-Type'] != 'text/markdown' or not metadata.get_payload():
         problems.append('README.md is missing, or is not marked as Markdown')
     problems += [f'{key} is missing' for key in ('Summary', 'Requires-Python', 'License-File') if not metadata[key]]
+    links = re.findall(r'\]\((?!\w+:|#)([^)\s]+)\)', str(metadata.get_payload()))
+    problems += [f'README.md has a link that only works in the repository: {link}' for link in links]
     problems += [f'not allowed in an index: {line}' for line in metadata.get_all('Requires-Dist', []) if ' @ ' in line]
     return problems
 

@@ -76,5 +76,13 @@ def test_what_is_copied_exists_and_reaches_the_build():
     kept = {line.removeprefix('!') for line in ignored if line.startswith('!')}
     assert ignored[1] == '*'
     assert all((REPOSITORY / name).exists() for name in kept)
-    needed = {PROJECT['readme'], *PROJECT['license-files'], 'src', 'configs', 'pyproject.toml', 'uv.lock'}
+    needed = {
+        'README.md',
+        *PROJECT['license-files'],
+        'src',
+        'configs',
+        'pyproject.toml',
+        'uv.lock',
+        'scripts/package_readme.py',
+    }
     assert needed <= kept  # what a build of the wheel reads

@@ -70,9 +70,25 @@ def test_metadata_that_an_index_refuses_is_found(clone):
     )
     problems = [
         script.metadata_problems(script.Parser().parsestr(text), __version__)
-        for text in (good, good.replace('\n# pretrax\n', ''), 'Requires-Dist: a @ file:///tmp/a\n' + good)
+        for text in (
+            good,
+            good.replace('\n# pretrax\n', ''),
+            'Requires-Dist: a @ file:///tmp/a\n' + good,
+            f'{good}[a](https://b.c) [d](#d) [e](docs/e.md) ![f](docs/f.png)\n',
+        )
     ]
-    assert [len(found) for found in problems] == [0, 1, 1]
+    assert [len(found) for found in problems] == [0, 1, 1, 2]
+
+
+def test_the_readme_of_a_package_has_no_links_into_the_repository():
+    readme_for_index = module(REPOSITORY, 'package_readme').readme_for_index
+    text = '[a](docs/a.md#b) ![c](docs/c.png) [d](https://d.e) [f](#f)'
+    assert readme_for_index(text, None, '1') == 'a  [d](https://d.e) [f](#f)'
+    at = 'https://forge.example/pretrax'
+    assert readme_for_index(text, f'{at}/', '1') == (
+        f'[a]({at}/blob/v1/docs/a.md#b) ![c]({at}/raw/v1/docs/c.png) [d](https://d.e) [f](#f)'
+    )
+    assert '](docs' not in readme_for_index((REPOSITORY / 'README.md').read_text(), None, '1')
 
 
 @pytest.mark.nightly
@@ -85,8 +101,8 @@ def test_both_packages_of_a_release_train_in_a_new_environment(clone, monkeypatc
     assert 'uv publish ' in done.stdout.splitlines()[-1]
 
 
-def module(clone):
-    spec = importlib.util.spec_from_file_location('release', clone / 'scripts' / 'release.py')
+def module(clone, name='release'):
+    spec = importlib.util.spec_from_file_location(name, clone / 'scripts' / f'{name}.py')
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
