@@ -56,7 +56,7 @@ def write(directory: AnyPath, n_tokens: int) -> None:
             encoded = np.minimum(np.exp(uniform * np.log(VOCABULARY)) - 1, VOCABULARY - 1).astype(np.uint32) << 1
             encoded[np.cumsum(rng.integers(50, 2000, size=len(encoded) // 2000))[:-1]] |= 1
             encoded[0] |= 1
-            writer.append_encoded('train', encoded, None, n_bytes=None, predicted_bytes=None)
+            writer.append('train', encoded, None, n_bytes=None, predicted_bytes=None)
 
 
 def read_blocks(directory: BucketPath) -> None:

@@ -48,7 +48,9 @@ def write_corpus(directory: Path, n_tokens: int) -> None:
             documents = [rng.integers(0, VOCABULARY - 1, size=length, dtype=np.uint32) for length in lengths]
             for document in documents:
                 document[-1] = VOCABULARY - 1
-            writer.append('train', documents, n_bytes=int(lengths.sum()), predicted_bytes=int(lengths.sum()))
+            encoded = np.concatenate(documents) << 1
+            encoded[np.cumsum(lengths) - lengths] |= 1
+            writer.append('train', encoded, None, n_bytes=int(lengths.sum()), predicted_bytes=int(lengths.sum()))
             plain.write(np.concatenate(documents).astype(np.uint16).tobytes())
             written += int(lengths.sum())
 

@@ -1,4 +1,4 @@
-"""A token store in memory, for tests of batches."""
+"""Token stores in memory, and documents as a writer of flat-tokens takes them."""
 
 from collections.abc import Sequence
 
@@ -38,3 +38,11 @@ class ArrayStore:
 
     def read_mask(self, ranges):
         return [self.mask[start:stop] for start, stop in ranges]
+
+
+def encode_documents(documents, masks=None) -> tuple[np.ndarray, np.ndarray | None]:
+    """The values `2 * id + starts_a_document` of documents, and whether each token counts as a target."""
+    ends = np.cumsum([len(ids) for ids in documents])
+    encoded = np.concatenate([np.asarray(ids, np.uint32) for ids in documents]) << 1
+    encoded[np.append(0, ends[:-1])] |= 1
+    return encoded, None if masks is None else np.concatenate([np.asarray(mask, bool) for mask in masks])

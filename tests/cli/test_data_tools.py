@@ -18,6 +18,7 @@ from pretrax.data.tokens.flat_tokens_check import verify
 from pretrax.data.tokens.flat_tokens_writer import create
 from pretrax.storage import BucketPath
 from pretrax.view.charts.text import bars_text
+from token_arrays import encode_documents
 
 TOKENIZER = train_tokenizer(['chapter one and chapter two'], 280)
 OTHER = train_tokenizer(['Quite another text, 42 times.'], 280)
@@ -57,7 +58,7 @@ def flat(directory, tokenizer=TOKENIZER, made_by=TOKENIZER):
                 sum(tokenizer.byte_length(token) for document in ids for token in document[first:-1])
                 for first in (0, 1)
             )
-            writer.append(split, ids, n_bytes=n_bytes, predicted_bytes=predicted)
+            writer.append(split, *encode_documents(ids), n_bytes=n_bytes, predicted_bytes=predicted)
     return directory
 
 

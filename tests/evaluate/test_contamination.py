@@ -13,6 +13,7 @@ from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
 from pretrax.data.tokens.flat_tokens import TokenizerIdentity
 from pretrax.data.tokens.flat_tokens_writer import create
 from pretrax.evaluate.contamination import Ngrams, texts_of_files, words
+from token_arrays import encode_documents
 
 LETTERS = random.Random(0)
 VOCABULARY = [''.join(LETTERS.choices('abcdefgé', k=LETTERS.randint(1, 9))) for _ in range(400)]
@@ -52,7 +53,7 @@ def made(tmp_path, monkeypatch):
     identity = TokenizerIdentity(sha256=TOKENIZER.sha256, vocab_size=TOKENIZER.vocab_size, end_of_text=0)
     with create(tmp_path / 'tokens', identity, TOKENIZER.content, {}) as writer:
         for one in training:
-            writer.append('train', [[*TOKENIZER.encode(one), 0]], n_bytes=None, predicted_bytes=None)
+            writer.append('train', *encode_documents([[*TOKENIZER.encode(one), 0]]), n_bytes=None, predicted_bytes=None)
     (tmp_path / 'tasks.jsonl').write_text(
         ''.join(json.dumps({'question': {'text': one}, 'answer': 1}) + '\n' for one in tasks)
     )

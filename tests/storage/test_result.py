@@ -22,6 +22,7 @@ from pretrax.storage.index import Guard
 from pretrax.storage.lease import held_for
 from pretrax.storage.staging import written_directory
 from pretrax.weights.prompt_file import _InBucket
+from token_arrays import encode_documents
 
 IDENTITY = TokenizerIdentity(sha256=None, vocab_size=9, end_of_text=None)
 DOCUMENTS = {'first': [[1, 2, 3], [4]], 'second': [[5, 6]]}
@@ -56,7 +57,7 @@ def succeeds(write, *arguments):
 
 def write_tokens(place, writer):
     with create_tokens(place, IDENTITY, None, {'writer': writer}) as made:
-        made.append('train', DOCUMENTS[writer], n_bytes=None, predicted_bytes=None)
+        made.append('train', *encode_documents(DOCUMENTS[writer]), n_bytes=None, predicted_bytes=None)
 
 
 def files_in(directory):
@@ -258,7 +259,7 @@ def test_rows_of_a_teacher_are_those_that_the_holder_of_the_lease_has_written(me
 def test_tokens_that_are_being_written_are_said_to_be_incomplete(s3):
     place = BucketPath(f'{s3.url}/tokens')
     with create_tokens(place, IDENTITY, None, {}) as made:
-        made.append('train', DOCUMENTS['first'], n_bytes=None, predicted_bytes=None)
+        made.append('train', *encode_documents(DOCUMENTS['first']), n_bytes=None, predicted_bytes=None)
         with pytest.raises(UserError, match='its tokens are not complete'):
             splits(place)
     assert splits(place) == ['train']

@@ -15,7 +15,7 @@ from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
 from pretrax.data.tokens.flat_tokens import TokenizerIdentity
 from pretrax.data.tokens.flat_tokens_writer import create
 from pretrax.errors import UserError
-from token_arrays import ArrayStore
+from token_arrays import ArrayStore, encode_documents
 
 TOKENIZER = train_tokenizer(['a b c'], 300)
 IDENTITY = TokenizerIdentity(sha256=TOKENIZER.sha256, vocab_size=5000, end_of_text=0)
@@ -32,7 +32,7 @@ def prepared(tmp_path_factory):
                 first = 1
                 for size in sizes:
                     ids = [*range(first, first + size - 1), 0]
-                    writer.append(split, [ids], n_bytes=3 * size, predicted_bytes=2 * size)
+                    writer.append(split, *encode_documents([ids]), n_bytes=3 * size, predicted_bytes=2 * size)
                     first += size
         return directory
 

@@ -26,6 +26,7 @@ from pretrax.data.tokens.flat_tokens_writer import create
 from pretrax.data.tokens.token_files import is_flat_tokens
 from pretrax.errors import UserError
 from pretrax.storage import BucketPath, StorageSettings, use_settings
+from token_arrays import encode_documents
 
 
 def prepared(path, directory, said=None, *, tokenizer=None, vocab_size=300, validation=0.0):
@@ -314,7 +315,7 @@ def test_the_second_of_two_writers_on_a_disk_is_told_unless_both_write_the_same(
         with monkeypatch.context() as patched:
             patched.setattr('os.getpid', lambda: pid)
             with create(tmp_path / 'tokens', identity, None, {'document': document}) as writer:
-                writer.append('train', [document], n_bytes=None, predicted_bytes=None)
+                writer.append('train', *encode_documents([document]), n_bytes=None, predicted_bytes=None)
                 if pid == 1:
                     write([3], 2)
                     patched.setattr('os.getpid', lambda: pid)
@@ -366,13 +367,13 @@ def test_faults_while_writing_are_retried_and_a_bucket_that_stays_away_is_named(
     bucket.fault(match='encoded_tokens', times=1, status=500)
     bucket.fault(match='seq_starts', times=1, lose_answer=True)
     with create(BucketPath(f'{bucket.url}/tokens'), identity, None, {}) as writer:
-        writer.append('train', [[1, 2]], n_bytes=None, predicted_bytes=None)
+        writer.append('train', *encode_documents([[1, 2]]), n_bytes=None, predicted_bytes=None)
     verify(BucketPath(f'{bucket.url}/tokens'))
     with (
         pytest.raises(UserError, match=rf'{bucket.url}/other: cannot write the tokens: The service does not answer'),
         create(BucketPath(f'{bucket.url}/other'), identity, None, {}) as writer,
     ):
-        writer.append('train', [[1, 2]], n_bytes=None, predicted_bytes=None)
+        writer.append('train', *encode_documents([[1, 2]]), n_bytes=None, predicted_bytes=None)
         bucket.fault(times=float('inf'), status=503)
 
 

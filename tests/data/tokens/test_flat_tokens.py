@@ -25,6 +25,7 @@ from pretrax.data.tokens.flat_tokens_check import verify
 from pretrax.data.tokens.flat_tokens_writer import create
 from pretrax.data.tokens.token_files import open_token_files
 from pretrax.errors import UserError
+from token_arrays import encode_documents
 
 TOKENIZER = character_tokenizer([chr(0x4E00 + n) for n in range(1000)], 'characters')
 IDENTITY = TokenizerIdentity(sha256=TOKENIZER.sha256, vocab_size=1000, end_of_text=0)
@@ -34,7 +35,7 @@ DOCUMENTS = st.lists(st.lists(st.integers(1, 999), max_size=20).map(lambda ids: 
 def write(directory: Path, documents: Iterable[list[int]]) -> Path:
     with create(directory, IDENTITY, TOKENIZER.content, {'text': 'test'}) as writer:
         for batch in itertools.batched(documents, 3):
-            writer.append('train', batch, n_bytes=10, predicted_bytes=7)
+            writer.append('train', *encode_documents(batch), n_bytes=10, predicted_bytes=7)
     return directory
 
 
@@ -61,8 +62,8 @@ def test_every_document_is_read_as_written(tmp_path_factory, documents):
 def test_the_tokenizer_and_the_bytes_of_text_may_be_unknown(tmp_path):
     identity = TokenizerIdentity(sha256=None, vocab_size=10, end_of_text=None)
     with create(tmp_path / 'here', identity, None, {}) as writer:
-        writer.append('train', [[1, 2]], n_bytes=3, predicted_bytes=1)
-        writer.append('train', [[3], [4, 5]], n_bytes=None, predicted_bytes=None)
+        writer.append('train', *encode_documents([[1, 2]]), n_bytes=3, predicted_bytes=1)
+        writer.append('train', *encode_documents([[3], [4, 5]]), n_bytes=None, predicted_bytes=None)
     counts = verify(tmp_path / 'here')['train']
     assert (counts.documents, counts.tokens, counts.bytes, counts.predicted_bytes) == (3, 5, None, None)
     assert not (tmp_path / 'here' / 'tokenizer.json').exists()
@@ -125,7 +126,9 @@ def test_a_loss_mask_is_read_as_written_and_stored_only_if_given(tmp_path_factor
     directory = tmp_path_factory.mktemp('masked') / 'here'
     with create(directory, IDENTITY, TOKENIZER.content, {}) as writer:
         for ids, mask in zip(documents, masks, strict=True):
-            writer.append('train', [ids], n_bytes=1, predicted_bytes=1, masks=None if mask is None else [mask])
+            writer.append(
+                'train', *encode_documents([ids], None if mask is None else [mask]), n_bytes=1, predicted_bytes=1
+            )
     split = open_split(directory, 'train')
     expected = [mask or [True] * len(ids) for ids, mask in zip(documents, masks, strict=True)]
     assert split.has_mask == any(mask is not None for mask in masks) == (split.path / 'loss_mask').exists()
@@ -140,8 +143,10 @@ def test_a_damaged_loss_mask_is_refused(tmp_path):
 
     directory = tmp_path / 'here'
     with create(directory, IDENTITY, TOKENIZER.content, {}) as writer:
-        writer.append('train', [[5, 6, 0], [7, 0]], n_bytes=1, predicted_bytes=1)
-        writer.append('train', [[8] * 9 + [0]], n_bytes=1, predicted_bytes=1, masks=[[False] * 4 + [True] * 6])
+        writer.append('train', *encode_documents([[5, 6, 0], [7, 0]]), n_bytes=1, predicted_bytes=1)
+        writer.append(
+            'train', *encode_documents([[8] * 9 + [0]], [[False] * 4 + [True] * 6]), n_bytes=1, predicted_bytes=1
+        )
     without = write(tmp_path / 'other', [[5, 6, 0], [7, 0], [8] * 9 + [0]])
     assert open_split(directory, 'train').fingerprint != open_split(without, 'train').fingerprint
     zarr.open_array(directory / 'train' / 'loss_mask', mode='r+')[6] = 1
@@ -310,7 +315,7 @@ def test_the_error_for_another_directory_suggests_the_nearest(tmp_path):
 
 def test_a_directory_appears_atomically(tmp_path):
     with create(tmp_path / 'here', IDENTITY, TOKENIZER.content, {}) as writer:
-        writer.append('train', [[1, 0]], n_bytes=1, predicted_bytes=0)
+        writer.append('train', *encode_documents([[1, 0]]), n_bytes=1, predicted_bytes=0)
         [partial] = tmp_path.iterdir()
         node = partial.stat().st_ino
     assert (tmp_path / 'here').stat().st_ino == node, 'renamed, not copied'
@@ -340,8 +345,9 @@ PROGRAM = textwrap.dedent("""
     identity = TokenizerIdentity(sha256='', vocab_size=2**31, end_of_text=0)
     with create(directory, identity, b'{}', {}) as writer:
         for n in range(20):
-            ids = (n * 10**4 + np.arange(10**4)) * 7919 % 2**31
-            writer.append('train', [ids], n_bytes=1, predicted_bytes=1)
+            encoded = 2 * ((n * 10**4 + np.arange(10**4)) * 7919 % 2**31).astype(np.uint32)
+            encoded[0] += 1
+            writer.append('train', encoded, None, n_bytes=1, predicted_bytes=1)
         print('written', flush=True)
         sys.stdin.read()
 """)
@@ -432,7 +438,12 @@ def test_verify_compares_the_counts_with_the_text_of_the_tokens(tmp_path, key, v
     identity = TokenizerIdentity(sha256=tokenizer.sha256, vocab_size=tokenizer.vocab_size, end_of_text=0)
     ids = [[*tokenizer.encode(text), 0] for text in ('one text', 'änother')]
     with create(tmp_path / 'here', identity, tokenizer.content, {}) as writer:
-        writer.append('train', ids, n_bytes=16, predicted_bytes=16 - sum(tokenizer.byte_length(d[0]) for d in ids))
+        writer.append(
+            'train',
+            *encode_documents(ids),
+            n_bytes=16,
+            predicted_bytes=16 - sum(tokenizer.byte_length(d[0]) for d in ids),
+        )
     verify(tmp_path / 'here')
     file = tmp_path / 'here' / 'train' / 'zarr.json'
     group = json.loads(file.read_bytes())

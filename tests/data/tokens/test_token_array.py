@@ -20,6 +20,7 @@ from pretrax.data.tokens.flat_tokens_check import verify
 from pretrax.data.tokens.flat_tokens_writer import create
 from pretrax.errors import UnavailableError, UserError
 from pretrax.storage import BucketPath, connection
+from token_arrays import encode_documents
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,7 @@ def directory(tmp_path, small_files) -> Path:
     with create(tmp_path / 'tokens', identity, tokenizer.content, {}) as writer:
         for split in ('train', 'validation'):
             ids = [[n % 200 + 1] * (n % 90) + [0] for n in range(2000)]
-            writer.append(split, ids, n_bytes=None, predicted_bytes=None)
+            writer.append(split, *encode_documents(ids), n_bytes=None, predicted_bytes=None)
     return tmp_path / 'tokens'
 
 

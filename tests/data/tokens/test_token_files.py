@@ -12,6 +12,7 @@ from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
 from pretrax.data.tokens.flat_tokens import TokenizerIdentity
 from pretrax.data.tokens.flat_tokens_writer import create
 from pretrax.errors import UserError
+from token_arrays import encode_documents
 
 END = 50256
 
@@ -31,7 +32,7 @@ def test_every_format_gives_the_same_batches(open_source, tmp_path, documents):
     with create(
         tmp_path / 'flat', TokenizerIdentity(sha256=None, vocab_size=50257, end_of_text=END), None, {}
     ) as writer:
-        writer.append('train', documents, n_bytes=None, predicted_bytes=None)
+        writer.append('train', *encode_documents(documents), n_bytes=None, predicted_bytes=None)
     paths = [
         tmp_path / 'flat',
         write.nanogpt(tmp_path / 'a.bin', documents),
@@ -103,7 +104,7 @@ def test_flat_tokens_refuse_redundant_options(open_source, novel, tmp_path):
     other = train_tokenizer(['another text'], 270)
     identity = TokenizerIdentity(sha256=other.sha256, vocab_size=other.vocab_size, end_of_text=0)
     with create(tmp_path / 'x', identity, other.content, {}) as writer:
-        writer.append('train', [[1, 0]], n_bytes=1, predicted_bytes=0)
+        writer.append('train', *encode_documents([[1, 0]]), n_bytes=1, predicted_bytes=0)
     with pytest.raises(UserError, match='made by another tokenizer'):
         open_source(tokens=str(place), validation_tokens=str(tmp_path / 'x'))
 

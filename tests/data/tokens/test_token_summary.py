@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pretrax.data.tokens.flat_tokens import TokenizerIdentity, open_split
 from pretrax.data.tokens.flat_tokens_writer import create
 from pretrax.data.tokens.token_summary import lengths
+from token_arrays import encode_documents
 
 
 @settings(max_examples=12)
@@ -15,7 +16,7 @@ from pretrax.data.tokens.token_summary import lengths
 def test_lengths_are_those_of_numpy(tmp_path_factory, sizes):
     identity = TokenizerIdentity(sha256=None, vocab_size=2, end_of_text=None)
     with create(tmp_path_factory.mktemp('x') / 'a', identity, None, {}) as writer:
-        writer.append('train', [[1] * size for size in sizes], n_bytes=None, predicted_bytes=None)
+        writer.append('train', *encode_documents([[1] * size for size in sizes]), n_bytes=None, predicted_bytes=None)
         directory = writer._directory.parent / 'a'
     found = lengths(open_split(directory, 'train'))
     assert (found.shortest, found.longest) == (min(sizes), max(sizes))

@@ -23,6 +23,7 @@ from pretrax.data.tokens.flat_tokens_writer import create
 from pretrax.data.tokens.token_copy import Documents
 from pretrax.data.tokens.token_files import open_token_files
 from pretrax.errors import UserError
+from token_arrays import encode_documents
 
 TOKENIZER = train_tokenizer(['the text of a few small documents, one after another'], 290)
 IDENTITY = TokenizerIdentity(sha256=TOKENIZER.sha256, vocab_size=TOKENIZER.vocab_size, end_of_text=0)
@@ -40,7 +41,7 @@ def make(directory: Path, texts: dict[str, list[str]], masked: bool = False) -> 
                     for document in ids
                 ]
                 n_bytes = sum(len(text.encode()) for text in batch)
-                writer.append(split, ids, n_bytes=n_bytes, predicted_bytes=sum(counted), masks=masks)
+                writer.append(split, *encode_documents(ids, masks), n_bytes=n_bytes, predicted_bytes=sum(counted))
     return directory
 
 
@@ -123,7 +124,7 @@ def test_merge_concatenates_each_split_in_the_given_order(tmp_path):
 def test_merge_refuses_another_tokenizer(tmp_path):
     a = make(tmp_path / 'a', {'train': texts(3)})
     with create(tmp_path / 'b', IDENTITY.model_copy(update={'sha256': None}), None, {}) as writer:
-        writer.append('train', [[1, 0]], n_bytes=None, predicted_bytes=None)
+        writer.append('train', *encode_documents([[1, 0]]), n_bytes=None, predicted_bytes=None)
     with pytest.raises(UserError, match='made by another tokenizer'):
         token_tools.merge([a, tmp_path / 'b'], tmp_path / 'c', silent)
     assert not (tmp_path / 'c').exists()

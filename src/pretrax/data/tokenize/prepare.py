@@ -266,7 +266,7 @@ class _Preparation:
         def append_ready() -> None:
             while (shard := made.get(len(appended))) is not None:
                 for documents in read_shard(self.shards_dir, len(appended), shard):
-                    writer.append_encoded(
+                    writer.append(
                         documents.split,
                         documents.encoded,
                         documents.mask,

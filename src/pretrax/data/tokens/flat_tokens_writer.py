@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -61,28 +61,6 @@ class Writer:
         self.digests: dict[str, dict[str, str]] = {}
 
     def append(
-        self,
-        split: str,
-        documents: Sequence[Sequence[int]],
-        *,
-        n_bytes: int | None,
-        predicted_bytes: int | None,
-        masks: Sequence[Sequence[bool]] | None = None,
-    ) -> None:
-        """Appends documents to a split.
-
-        Args:
-            documents: the ids of each document with its end-of-text token.
-            n_bytes, predicted_bytes: added to these counts; None makes the count of the split unknown.
-            masks: whether each token of each document counts as a target; None: all count.
-        """
-        ends = np.cumsum([len(ids) for ids in documents])
-        encoded = np.concatenate([np.asarray(ids, np.uint32) for ids in documents]) << 1
-        encoded[np.append(0, ends[:-1])] |= 1
-        mask = None if masks is None else np.concatenate([np.asarray(mask, bool) for mask in masks])
-        self.append_encoded(split, encoded, mask, n_bytes=n_bytes, predicted_bytes=predicted_bytes)
-
-    def append_encoded(
         self,
         split: str,
         encoded: np.ndarray,

@@ -8,13 +8,13 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokens.flat_tokens import FlatTokens, TokenizerIdentity
-from pretrax.data.tokens.flat_tokens_writer import Writer, create, refuse_existing
+from pretrax.data.tokens.flat_tokens_writer import create, refuse_existing
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import Report, UserError
 from pretrax.storage import AnyPath
@@ -103,33 +103,10 @@ class TextBytes:
         return int(lengths.sum()), int(lengths[targets].sum())
 
 
-class Output:
-    """The splits of a new flat-tokens directory, with the documents and bytes of each."""
+class Append(Protocol):
+    """Appends documents to a split of the output; `n_bytes` comes from `TextBytes.count`."""
 
-    def __init__(self, writer: Writer):
-        self._writer = writer
-        self._waiting: dict[str, Documents] = {}  # the last documents carry the bytes of the whole split
-        self._bytes: dict[str, tuple[int, int] | None] = {}
-
-    def append(self, split: str, documents: Documents, n_bytes: tuple[int, int] | None) -> None:
-        """Appends documents to a split; `n_bytes` comes from `TextBytes.count`."""
-        if not len(documents.lengths):
-            return
-        if split in self._waiting:
-            before = self._waiting[split]
-            self._writer.append_encoded(split, before.encoded, before.mask, n_bytes=0, predicted_bytes=0)
-        so_far = self._bytes.get(split, (0, 0))
-        self._bytes[split] = (
-            None if so_far is None or n_bytes is None else (so_far[0] + n_bytes[0], so_far[1] + n_bytes[1])
-        )
-        self._waiting[split] = documents
-
-    def finish(self) -> None:
-        for split, documents in self._waiting.items():
-            n_bytes, predicted = self._bytes[split] or (None, None)
-            self._writer.append_encoded(
-                split, documents.encoded, documents.mask, n_bytes=n_bytes, predicted_bytes=predicted
-            )
+    def __call__(self, split: str, documents: Documents, n_bytes: tuple[int, int] | None) -> None: ...
 
 
 @contextlib.contextmanager
@@ -140,8 +117,8 @@ def output(
     tokenizer: Tokenizer | None,
     how: dict[str, Any],
     say: Report,
-) -> Iterator[Output]:
-    """Writes a new flat-tokens directory with all documents of some stores.
+) -> Iterator[Append]:
+    """Writes a new flat-tokens directory with all documents of some stores. Yields what appends them.
 
     Args:
         tokenizer: None if unknown.
@@ -157,9 +134,13 @@ def output(
     ]
     content = None if tokenizer is None else tokenizer.content
     with create(out, identity, content, how | {'inputs': sources}) as writer:
-        made = Output(writer)
-        yield made
-        made.finish()
+
+        def append(split: str, documents: Documents, n_bytes: tuple[int, int] | None) -> None:
+            if len(documents.lengths):
+                text, predicted = n_bytes or (None, None)
+                writer.append(split, documents.encoded, documents.mask, n_bytes=text, predicted_bytes=predicted)
+
+        yield append
         counts = list(writer.counts.values())
         for what, before, after in (
             ('documents', sum(store.n_documents for store in inputs), sum(count.documents for count in counts)),

@@ -24,11 +24,11 @@ BUCKET = 1 << 25
 
 def convert(files: TokenFiles, out: AnyPath, say: Report) -> None:
     """Converts token files of any format to flat-tokens."""
-    with output(out, list(files.splits.values()), files.identity, files.tokenizer, {'tool': 'convert'}, say) as made:
+    with output(out, list(files.splits.values()), files.identity, files.tokenizer, {'tool': 'convert'}, say) as append:
         for split, store in files.splits.items():
             text = TextBytes(files.tokenizer, files.identity.end_of_text, store)
             for documents in read_documents(store, say):
-                made.append(split, documents, text.count(documents))
+                append(split, documents, text.count(documents))
 
 
 def convert_to_nanogpt(files: TokenFiles, out: AnyPath, say: Report, added_end: int | None = None) -> None:
@@ -93,12 +93,12 @@ def merge(paths: list[AnyPath], out: AnyPath, say: Report) -> None:
             )
     stores = [(split, store) for files in every for split, store in files.splits.items()]
     names = sorted({split for split, _ in stores}, key=lambda split: (split != 'train', split))
-    with output(out, [store for _, store in stores], first.identity, first.tokenizer, {'tool': 'merge'}, say) as made:
+    with output(out, [store for _, store in stores], first.identity, first.tokenizer, {'tool': 'merge'}, say) as append:
         for name in names:
             for split, store in stores:
                 if split == name:
                     for documents, n_bytes in _with_known_bytes(store, read_documents(store, say)):
-                        made.append(split, documents, n_bytes)
+                        append(split, documents, n_bytes)
 
 
 def split(
@@ -119,7 +119,7 @@ def split(
     how = {'tool': 'split', 'fraction': fraction, 'count': count, 'seed': seed}
     limit = np.uint64(min(int((fraction or 0) * 2**64), 2**64 - 1))
     smallest = _smallest(stores, count, seed) if count is not None else None
-    with output(out, stores, files.identity, files.tokenizer, how, say) as made:
+    with output(out, stores, files.identity, files.tokenizer, how, say) as append:
         number, n_held_out = 0, 0
         for store in stores:
             text = TextBytes(files.tokenizer, files.identity.end_of_text, store)
@@ -132,7 +132,7 @@ def split(
                 n_held_out += int(held_out.sum())
                 for name, which in (('train', ~held_out), ('validation', held_out)):
                     chosen = documents.chosen(which)
-                    made.append(name, chosen, text.count(chosen))
+                    append(name, chosen, text.count(chosen))
         if n_held_out in (0, total):
             raise UserError(
                 f'{path}: {fraction} of {total:,} documents leaves {"train" if n_held_out else "validation"} empty\n'
@@ -171,7 +171,7 @@ def shuffle(path: AnyPath, out: AnyPath, say: Report, *, seed: int) -> None:
     files = _open(path, say)
     how = {'tool': 'shuffle', 'seed': seed}
     refuse_existing(out)
-    with output(out, list(files.splits.values()), files.identity, files.tokenizer, how, say) as made:
+    with output(out, list(files.splits.values()), files.identity, files.tokenizer, how, say) as append:
         for name, store in files.splits.items():
             # Named like the partial directory of a writer, so that the next writer removes it after a kill.
             near = cache_directory() / out.name if isinstance(out, BucketPath) else out
@@ -179,9 +179,7 @@ def shuffle(path: AnyPath, out: AnyPath, say: Report, *, seed: int) -> None:
             random = np.random.Generator(np.random.Philox(key=[seed, int.from_bytes(name.encode()[:8], 'little')]))
             try:
                 for documents, n_bytes in _with_known_bytes(store, _shuffled(store, buckets, random, say)):
-                    made.append(name, documents, n_bytes)
-            except OSError as error:
-                raise UserError(f'{buckets}: cannot write: {error.strerror or error}') from error
+                    append(name, documents, n_bytes)
             finally:
                 shutil.rmtree(buckets, ignore_errors=True)
 
@@ -194,15 +192,15 @@ def _shuffled(store: TokenStore, buckets: Path, random: np.random.Generator, say
         whole = Documents(np.concatenate([d.encoded for d in every]), mask, np.concatenate([d.lengths for d in every]))
         yield whole.reordered(random.permutation(len(whole.lengths)))
         return
-    buckets.mkdir(parents=True)
-    for documents in read_documents(store, say):
-        bucket = random.integers(n_buckets, size=len(documents.lengths))
-        for number in np.unique(bucket):
-            chosen = documents.chosen(bucket == number)
-            for what, values in zip(Documents._fields, (chosen.encoded, chosen.mask, chosen.lengths), strict=True):
-                if values is not None:
-                    with (buckets / f'{number}.{what}').open('ab') as stream:
-                        values.tofile(stream)
+    with system_errors(f'{buckets}: cannot write'):
+        buckets.mkdir(parents=True)
+        for documents in read_documents(store, say):
+            bucket = random.integers(n_buckets, size=len(documents.lengths))
+            for number in np.unique(bucket):
+                for what, values in documents.chosen(bucket == number)._asdict().items():
+                    if values is not None:
+                        with (buckets / f'{number}.{what}').open('ab') as stream:
+                            values.tofile(stream)
     for number in range(n_buckets):
         if not (buckets / f'{number}.lengths').exists():
             continue  # no document was drawn into it
