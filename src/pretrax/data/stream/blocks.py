@@ -17,11 +17,10 @@ from pretrax.data.corpus.document import Document
 from pretrax.data.corpus.hugging_face import HuggingFaceDataset
 from pretrax.data.corpus.parts import Part
 from pretrax.data.corpus.selection import RowCounts, Selection, documents
-from pretrax.data.tokenize.encode_shard import TRAIN, Job, SplitText, encode, text_hash
+from pretrax.data.tokenize.encode_shard import TRAIN, Job, batches, encode, text_hash
 from pretrax.errors import UserError
 
 MOST_CHARACTERS = 32 << 20  # of a block, unless one document has more
-_ENCODED_AT_ONCE = 4 << 20  # characters
 
 
 class Place(NamedTuple):
@@ -131,13 +130,7 @@ def kept_documents(part: Part, selection: Selection, counts: RowCounts, start: i
 
 def encode_all(job: Job, texts: Sequence[Document]) -> tuple[np.ndarray, np.ndarray | None]:
     """The tokens of documents, as `encoded` and `mask` of `EncodedDocuments`."""
-    made, batch, size = [], [], 0
-    for number, document in enumerate(texts, 1):
-        batch.append(SplitText(TRAIN, document.text, document.answers, document.special_tokens, document.origin))
-        size += len(document.text)
-        if size >= _ENCODED_AT_ONCE or number == len(texts):
-            made.append(encode(job, TRAIN, batch))
-            batch, size = [], 0
+    made = [encode(job, TRAIN, batch) for batch in batches(texts)]
     masked = any(each.mask is not None for each in made)
     mask = [np.ones(len(each.encoded), bool) if each.mask is None else each.mask for each in made]
     return np.concatenate([each.encoded for each in made]), np.concatenate(mask) if masked else None

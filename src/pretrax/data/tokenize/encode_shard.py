@@ -70,22 +70,22 @@ class EncodedDocuments(NamedTuple):
     predicted_bytes: int
 
 
-class SplitText(NamedTuple):
-    """A document, or a part of one, that belongs to one split; the rest as in `Document`."""
-
-    split: str
-    text: str
-    answers: tuple[tuple[int, int], ...] | None
-    special_tokens: tuple[tuple[int, int, int], ...] | None = None
-    origin: str = ''
-
-
 def encode_shard(job: Job, shard: Shard, rows: RowCounts, cut: list[int]) -> Iterator[EncodedDocuments]:
     """Yields the tokens of a shard in order. `rows` counts the rows, and `cut` gets a 1 per document in two splits."""
-    for batch in _batches(shard.documents(rows), job, cut):
-        for split in (TRAIN, VALIDATION):
-            if parts := [part for part in batch if part.split == split]:
-                yield encode(job, split, parts)
+    for batch in batches(shard.documents(rows)):
+        splits: dict[str, list[Document]] = {TRAIN: [], VALIDATION: []}
+        for document in batch:
+            if job.cut:
+                parts = _cut(document, job.validation)
+            else:
+                parts = {VALIDATION if job.validation and held_out(document.text, job.validation) else TRAIN: document}
+            if len(parts) > 1:
+                cut.append(1)
+            for split, part in parts.items():
+                splits[split].append(part)
+        for split, documents in splits.items():
+            if documents:
+                yield encode(job, split, documents)
 
 
 def held_out(text: str, validation: float) -> bool:
@@ -102,14 +102,12 @@ def n_bytes_of(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _batches(documents: Iterable[Document], job: Job, cut: list[int]) -> Iterator[list[SplitText]]:
-    batch: list[SplitText] = []
+def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Yields the documents in groups that are encoded at once."""
+    batch: list[Document] = []
     size = 0
     for document in documents:
-        parts = _cut(document, job.validation) if job.cut else [_whole(document, job.validation)]
-        if len(parts) > 1:
-            cut.append(1)
-        batch += parts
+        batch.append(document)
         size += len(document.text)
         if size >= _ENCODED_AT_ONCE:
             yield batch
@@ -118,29 +116,24 @@ def _batches(documents: Iterable[Document], job: Job, cut: list[int]) -> Iterato
         yield batch
 
 
-def _whole(document: Document, validation: float) -> SplitText:
-    split = VALIDATION if validation and held_out(document.text, validation) else TRAIN
-    return SplitText(split, document.text, document.answers, document.special_tokens, document.origin)
-
-
-def _cut(document: Document, validation: float) -> list[SplitText]:
-    """Cuts a document in two at the end of a line; an empty part is dropped."""
+def _cut(document: Document, validation: float) -> dict[str, Document]:
+    """Cuts a document in two at the end of a line, one part for each split; an empty part is dropped."""
     text, origin, answers, _ = document
     n_held_out = int(len(text) * validation)
     end = len(text) - n_held_out
     end = text.rfind('\n', max(0, end - n_held_out), end) + 1 or end
-    parts = []
+    parts = {}
     for split, start, stop in ((TRAIN, 0, end), (VALIDATION, end, len(text))):
         if start < stop:
             inside = None
             if answers is not None:
                 ranges = [(max(a, start) - start, min(b, stop) - start) for a, b in answers]
                 inside = tuple((a, b) for a, b in ranges if a < b)
-            parts.append(SplitText(split, text[start:stop], inside, origin=origin))
+            parts[split] = Document(text[start:stop], origin, inside)
     return parts
 
 
-def encode(job: Job, split: str, parts: Sequence[SplitText]) -> EncodedDocuments:
+def encode(job: Job, split: str, parts: Sequence[Document]) -> EncodedDocuments:
     """Encodes documents of one split, each with the tokens that begin and end it."""
     if any(part.special_tokens is not None for part in parts):
         return _encode_conversations(job, split, parts)
@@ -188,7 +181,7 @@ def encode(job: Job, split: str, parts: Sequence[SplitText]) -> EncodedDocuments
 
 
 @contextlib.contextmanager
-def _named(part: SplitText) -> Iterator[None]:
+def _named(part: Document) -> Iterator[None]:
     """Names the document in the error of the tokenizer."""
     try:
         yield
@@ -196,7 +189,7 @@ def _named(part: SplitText) -> Iterator[None]:
         raise UserError(f'{part.origin}: {error}') from error
 
 
-def _encode_conversations(job: Job, split: str, parts: Sequence[SplitText]) -> EncodedDocuments:
+def _encode_conversations(job: Job, split: str, parts: Sequence[Document]) -> EncodedDocuments:
     """Encodes conversations: the template's special tokens are tokens, and those that start in an answer count."""
     tokenizer = job.tools[0]
     ids: list[int] = []
