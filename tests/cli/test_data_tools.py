@@ -55,7 +55,7 @@ def flat(directory, tokenizer=TOKENIZER, made_by=TOKENIZER):
         for split, texts in (('train', TEXTS), ('validation', TEXTS[:4])):
             ids = [[*made_by.encode(text), 0] for text in texts]
             n_bytes, predicted = (
-                sum(tokenizer.byte_length(token) for document in ids for token in document[first:-1])
+                sum(int(tokenizer.byte_lengths[token]) for document in ids for token in document[first:-1])
                 for first in (0, 1)
             )
             writer.append(split, *encode_documents(ids), n_bytes=n_bytes, predicted_bytes=predicted)

@@ -30,7 +30,7 @@ def test_bytes_per_token_converts_loss_to_bits_per_byte(open_source, novel):
     source = open_source(text=str(novel), vocab_size=300, validation=0)
     documents = [f'Chapter {n}. It was a day like {n * n} others; ünd so weiter.' for n in range(200)]
     encoded = [source.tokenizer.encode(text) for text in documents]
-    first = sum(source.tokenizer.byte_length(ids[0]) for ids in encoded)
+    first = sum(source.tokenizer.byte_lengths[ids[0]] for ids in encoded)
     targets = sum(len(ids) for ids in encoded)  # without the first token, with end-of-text
     assert source.bytes_per_token == (sum(len(text.encode()) for text in documents) - first) / targets
 

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from pretrax.checkpoint.files import REQUEST, open_file
-from pretrax.checkpoint.manifest import STATE, Array, DamagedError, File, Manifest
+from pretrax.checkpoint.manifest import STATE, Array, File, Manifest, damaged
 from pretrax.storage import AnyPath
 from pretrax.system.digest import BLOCK
 from pretrax.system.json_file import parse_json
@@ -53,7 +53,7 @@ class Chunks:
                 raise ValueError(f'the shape {list(said.shape)} is not that of the manifest')
         except (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
             reason = ' '.join(str(error).split())[:200]
-            raise DamagedError(f'the checkpoint {self.place} is damaged\n{self.folder}/.zarray: {reason}') from error
+            raise damaged(self.place, f'{self.folder}/.zarray: {reason}') from error
         self.shape, self.chunk = said.shape, chunk
 
     def __iter__(self) -> Iterator[tuple[str, Index]]:
@@ -74,7 +74,7 @@ class Chunks:
         entry = _entry(self.place, self.manifest, file)
         expected = math.prod(self.chunk) * self.dtype.itemsize
         if entry.size != expected:
-            raise DamagedError(f'the checkpoint {self.place} is damaged\n{file} has {entry.size} bytes, not {expected}')
+            raise damaged(self.place, f'{file} has {entry.size} bytes, not {expected}')
         total = xxhash.xxh3_128()
         with open_file(self.place / file, entry.size, REQUEST if compare else BLOCK) as stream:
             for block in _blocks(at, self.dtype.itemsize):
@@ -97,9 +97,9 @@ class Chunks:
                     if not np.may_share_memory(array, values):
                         array[within(both, index)] = values[within(both, block)]
             if stream.read(1):
-                raise DamagedError(f'the checkpoint {self.place} is damaged\n{file} does not have {entry.size} bytes')
+                raise damaged(self.place, f'{file} does not have {entry.size} bytes')
         if compare and total.hexdigest() != entry.xxh3:
-            raise DamagedError(f'the checkpoint {self.place} is damaged\n{file} differs from what was written')
+            raise damaged(self.place, f'{file} differs from what was written')
 
     def whole(self, file: str) -> np.ndarray:
         """Reads a chunk into new memory, and checks its digest."""
@@ -157,13 +157,13 @@ def _fill(content: memoryview, stream: Any, place: AnyPath, file: str) -> None:
     while done < len(content):
         n = stream.readinto(content[done:])
         if not n:
-            raise DamagedError(f'the checkpoint {place} is damaged\n{file} is truncated')
+            raise damaged(place, f'{file} is truncated')
         done += n
 
 
 def _entry(place: AnyPath, manifest: Manifest, file: str) -> File:
     if file not in manifest.files:
-        raise DamagedError(f'the checkpoint {place} is damaged\nits manifest does not list {file}')
+        raise damaged(place, f'its manifest does not list {file}')
     return manifest.files[file]
 
 
@@ -171,5 +171,5 @@ def check_file(place: AnyPath, manifest: Manifest, file: str) -> bytes:
     """Reads a small file and checks its digest."""
     entry, content = _entry(place, manifest, file), (place / file).read_bytes()
     if xxhash.xxh3_128_hexdigest(content) != entry.xxh3:
-        raise DamagedError(f'the checkpoint {place} is damaged\n{file} differs from what was written')
+        raise damaged(place, f'{file} differs from what was written')
     return content

@@ -40,6 +40,11 @@ class DamagedError(UserError):
     """A checkpoint differs from what was written."""
 
 
+def damaged(place: AnyPath, problem: str) -> DamagedError:
+    """The error for a checkpoint with a file that differs from what was written."""
+    return DamagedError(f'the checkpoint {place} is damaged\n{problem}')
+
+
 def unreadable(place: AnyPath, error: OSError) -> DamagedError:
     """The error for a checkpoint with a file that cannot be read.
     Raises UserError or OSError as `raise_if_unreachable`.
@@ -177,11 +182,9 @@ def read_manifest(directory: AnyPath, step: int) -> Manifest:
             f'the checkpoint {directory / str(step)} has no readable description\n{path}: {reason}'
         ) from error
     if said != _self_digest(manifest):
-        raise DamagedError(f'the checkpoint {directory / str(step)} is damaged\n{path}: its digest differs')
+        raise damaged(directory / str(step), f'{path}: its digest differs')
     if manifest.step != step:
-        raise DamagedError(
-            f'the checkpoint {directory / str(step)} is damaged\nits manifest is for step {manifest.step}'
-        )
+        raise damaged(directory / str(step), f'its manifest is for step {manifest.step}')
     manifest._place = path.parent.absolute()
     return manifest
 
@@ -273,13 +276,13 @@ def check_sizes(directory: AnyPath, step: int) -> Manifest:
     missing, extra = sorted(manifest.files.keys() - found), sorted(found - manifest.files.keys())
     if missing or extra:
         what = f'{missing[0]} is missing' if missing else f'{extra[0]} does not belong to it'
-        raise DamagedError(f'the checkpoint {place} is damaged\n{what}')
+        raise damaged(place, what)
     if isinstance(place, BucketPath):
         return manifest
     for name, said in manifest.files.items():
         size = (place / name).stat().st_size
         if size != said.size:
-            raise DamagedError(f'the checkpoint {place} is damaged\n{name} has {size} bytes, not {said.size}')
+            raise damaged(place, f'{name} has {size} bytes, not {said.size}')
     return manifest
 
 
@@ -293,7 +296,7 @@ def verify(directory: AnyPath, step: int, prefix: str = '') -> Manifest:
     files = {name: file.size for name, file in manifest.files.items() if name.startswith(prefix)}
     for name, found in _digests(place, files).items():
         if found != manifest.files[name].xxh3:
-            raise DamagedError(f'the checkpoint {place} is damaged\n{name} differs from what was written')
+            raise damaged(place, f'{name} differs from what was written')
     return manifest
 
 

@@ -1,6 +1,10 @@
 """No text has more bytes than its tokens can have, so a text can be refused before it is encoded."""
 
 import json
+import sys
+import unicodedata
+from collections import defaultdict
+from fractions import Fraction
 
 import pytest
 import tokenizers
@@ -8,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
-from pretrax.data.tokenizers.bytes_per_token import most_bytes_per_token
+from pretrax.data.tokenizers.bytes_per_token import _shrinkage, most_bytes_per_token
 from pretrax.data.tokenizers.tokenizer_files import bytes_tokenizer
 
 BYTES = {f'<0x{byte:02X}>': byte for byte in range(256)}
@@ -85,3 +89,30 @@ def test_a_token_that_takes_the_spaces_beside_it_has_no_bound():
     backend.add_tokens([tokenizers.AddedToken('<a>', rstrip=True)])
     assert bound(backend) is None
     assert len(backend.encode('<a>' + ' ' * 1000).ids) == 1
+
+
+def size(text):
+    return len(text.encode())
+
+
+def test_lower_case_and_each_normal_form_shorten_a_text_at_most_so_much():
+    """Each character of a normal form is made of its own decomposition. A character x of the text is decomposed too,
+    and each part of it has an equal share of the bytes of x.
+    """
+    characters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
+    lower = max(Fraction(size(x), size(x.lower())) for x in characters if x != x.lower())
+    assert _shrinkage({'type': 'Lowercase'}) == lower
+    # Hangul is decomposed by a formula.
+    change = [x for x in characters if unicodedata.decomposition(x) or '\uac00' <= x <= '\ud7a3']
+    for form, decomposed in (('NFC', 'NFD'), ('NFD', 'NFD'), ('NFKC', 'NFKD'), ('NFKD', 'NFKD')):
+        share = defaultdict(Fraction)
+        for x in change:
+            parts = unicodedata.normalize(decomposed, x)
+            for part in parts:
+                share[part] = max(share[part], Fraction(size(x), len(parts)))
+        most = Fraction(1)
+        for x in {*change, *share}:
+            made_of = unicodedata.normalize('NFD', x) if form in ('NFC', 'NFKC') else x
+            if unicodedata.normalize(form, x) == x:
+                most = max(most, sum(max(share[part], Fraction(size(part))) for part in made_of) / size(x))
+        assert _shrinkage({'type': form}) == most, form

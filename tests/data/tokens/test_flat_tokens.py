@@ -442,7 +442,7 @@ def test_verify_compares_the_counts_with_the_text_of_the_tokens(tmp_path, key, v
             'train',
             *encode_documents(ids),
             n_bytes=16,
-            predicted_bytes=16 - sum(tokenizer.byte_length(d[0]) for d in ids),
+            predicted_bytes=16 - sum(int(tokenizer.byte_lengths[d[0]]) for d in ids),
         )
     verify(tmp_path / 'here')
     file = tmp_path / 'here' / 'train' / 'zarr.json'

@@ -37,7 +37,7 @@ def make(directory: Path, texts: dict[str, list[str]], masked: bool = False) -> 
                 ids = [[*TOKENIZER.encode(text), 0] for text in batch]
                 masks = [[token % 2 == 0 for token in document] for document in ids] if masked else None
                 counted = [
-                    sum(TOKENIZER.byte_length(token) for token in document[1:-1] if not masked or token % 2 == 0)
+                    sum(int(TOKENIZER.byte_lengths[token]) for token in document[1:-1] if not masked or token % 2 == 0)
                     for document in ids
                 ]
                 n_bytes = sum(len(text.encode()) for text in batch)

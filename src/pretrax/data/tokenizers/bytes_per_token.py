@@ -4,19 +4,16 @@ Each step of a tokenizer is bounded from its definition in tokenizer.json: how f
 whether text is dropped between words, and whether one token can stand for a text of any length.
 """
 
-import functools
-import sys
-import unicodedata
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 from tokenizers import pre_tokenizers
 
 _KEEPS_TEXT = ('ByteLevel', 'Metaspace', 'Digits', 'Split', 'Punctuation', 'UnicodeScripts')
 _MOST_BYTES_OF_A_CHARACTER = 4
-type Form = Literal['NFC', 'NFD', 'NFKC', 'NFKD']
+# The most bytes of a text for each byte of its normal form, by the characters of Unicode; a test derives them.
+_SHRINKAGE = {'NFC': Fraction(7, 2), 'NFD': Fraction(3), 'NFKC': Fraction(4), 'NFKD': Fraction(4)}
 
 
 def most_bytes_per_token(settings: Mapping[str, Any]) -> int | None:
@@ -79,43 +76,9 @@ def _shrinkage(normalizer: Mapping[str, Any]) -> Fraction | None:
         case {'type': 'Prepend' | 'ByteLevel'}:
             return Fraction(1)
         case {'type': 'NFC' | 'NFD' | 'NFKC' | 'NFKD' as form}:
-            return _shrinkage_of_form(form)
+            return _SHRINKAGE[form]
         case {'type': 'Lowercase'}:
-            return _shrinkage_of_lowercase()
+            return Fraction(3)  # the Kelvin sign becomes k
         case {'type': 'Replace', 'pattern': {'String': str(old)}, 'content': str(new)} if new:
             return max(Fraction(1), Fraction(len(old.encode()), len(new.encode())))
     return None
-
-
-@functools.cache
-def _shrinkage_of_form(form: Form) -> Fraction:
-    """The most bytes of a text for each byte of its normal form.
-
-    A character x of the text is decomposed into characters; each of them has an equal share of the bytes of x, at most
-    `share`. A character of the normal form is made from its own decomposition, so from at most the sum of these shares.
-    """
-    decomposed: Form = 'NFKD' if 'K' in form else 'NFD'
-    composed = form in ('NFC', 'NFKC')
-    characters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
-    parts = {x: unicodedata.normalize(decomposed, x) for x in characters if _changes(x)}
-    share: dict[str, Fraction] = defaultdict(Fraction)
-    for x, decomposition in parts.items():
-        for part in decomposition:
-            share[part] = max(share[part], Fraction(len(x.encode()), len(decomposition)))
-    most = Fraction(1)
-    for x in {*parts, *share}:
-        made_of = unicodedata.normalize('NFD', x) if composed else x
-        if unicodedata.normalize(form, x) == x:
-            before = sum((max(share[part], Fraction(len(part.encode()))) for part in made_of), Fraction(0))
-            most = max(most, before / len(x.encode()))
-    return most
-
-
-def _changes(x: str) -> bool:
-    return bool(unicodedata.decomposition(x)) or '\uac00' <= x <= '\ud7a3'  # Hangul is decomposed by a formula
-
-
-@functools.cache
-def _shrinkage_of_lowercase() -> Fraction:
-    characters = (chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000)
-    return max(Fraction(len(x.encode()), len(x.lower().encode())) for x in characters if x != x.lower())

@@ -304,9 +304,6 @@ def _byte_values() -> dict[str, int]:
 
 def byte_letters() -> list[str]:
     """The letter for each byte in a byte-level vocabulary; printable ones stand for themselves. Radford et al. 2019."""
-    seen = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
-    letters = {byte: chr(byte) for byte in seen}
-    for byte in range(256):
-        letters.setdefault(byte, chr(256 + len(letters) - len(seen)))
-    assert sorted(letters.values()) == sorted(pre_tokenizers.ByteLevel.alphabet())
-    return [letters[byte] for byte in range(256)]
+    letters = set(pre_tokenizers.ByteLevel.alphabet())
+    others = iter(sorted(letter for letter in letters if ord(letter) > 255))
+    return [chr(byte) if chr(byte) in letters else next(others) for byte in range(256)]

@@ -275,10 +275,6 @@ class Tokenizer:
         """The id of the token with this name, or None."""
         return self._backend.token_to_id(name)
 
-    def byte_length(self, token: int) -> int:
-        """The number of UTF-8 bytes of text of a token."""
-        return int(self.byte_lengths[token])
-
     def token_starts(self, text: str, ids: np.ndarray) -> np.ndarray:
         """Where each token starts in the UTF-8 bytes of the text, int64 [ids + 1]; the last entry is the end."""
         size = len(text.encode())
@@ -298,7 +294,7 @@ class Tokenizer:
 
     @functools.cached_property
     def keeps_bytes(self) -> bool:
-        """Whether the tokens of any text have the bytes of this text, so that `byte_length` adds up to its size."""
+        """Whether the tokens of any text have the bytes of this text, so that `byte_lengths` add up to its size."""
         strips = any(token.get('lstrip') or token.get('rstrip') for token in self.settings.get('added_tokens') or ())
         if not self._byte_level or self.settings.get('normalizer') is not None or strips:
             return False
@@ -309,7 +305,7 @@ class Tokenizer:
 
     @functools.cached_property
     def byte_lengths(self) -> np.ndarray:
-        """`byte_length` of every token, int64."""
+        """The number of UTF-8 bytes of text of every token, int64."""
         added = {token['id']: token['content'] for token in self.settings.get('added_tokens') or ()}
         return np.array([self._length(token, added.get(token)) for token in range(self.vocab_size)], np.int64)
 

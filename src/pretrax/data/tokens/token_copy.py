@@ -81,7 +81,7 @@ class TextBytes:
         self._lengths = None
         if tokenizer is None:
             return
-        lengths = np.array([tokenizer.byte_length(token) for token in range(tokenizer.vocab_size)], np.int64)
+        lengths = tokenizer.byte_lengths.copy()
         lengths[[*tokenizer.begin_of_text, *(() if end_of_text is None else (end_of_text,))]] = 0
         # If the text of a token depends on its neighbors, the byte counts are unknown.
         n = min(store.n_documents, _SAMPLE)
