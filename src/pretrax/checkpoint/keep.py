@@ -39,7 +39,7 @@ class Keep:
         doubtful: Collection[int] = (),
         unreadable: Collection[int] = (),
     ) -> dict[int, list[str]]:
-        """The reasons to keep each step.
+        """The reasons to keep each step; none: it is removed.
 
         Args:
             losses: validation loss of each step; None if it was not evaluated.
@@ -61,16 +61,6 @@ class Keep:
         }
         return {step: [reason for reason, which in kept.items() if step in which] for step in sorted(losses)}
 
-    def chosen(
-        self,
-        losses: Mapping[int, float | None],
-        doubtful: Collection[int] = (),
-        unreadable: Collection[int] = (),
-    ) -> set[int]:
-        """The steps to keep."""
-        reasons = self.reasons(losses, doubtful, unreadable)
-        return {step for step in reasons if reasons[step]}
-
     def superfluous(self, saved: int, descriptions: Mapping[int, Mapping[str, Any] | None]) -> list[int]:
         """The steps to remove after a save, oldest first.
 
@@ -86,7 +76,7 @@ class Keep:
         losses = {step: (description or {}).get('val_loss') for step, description in ours.items()}
         doubtful = {step for step, description in ours.items() if description is not None and not is_good(description)}
         unreadable = {step for step, description in ours.items() if description is None}
-        superseded = ours.keys() - self.chosen(losses, doubtful, unreadable)
+        superseded = {step for step, why in self.reasons(losses, doubtful, unreadable).items() if not why}
         if saved in doubtful | unreadable:
             return sorted(superseded & doubtful)
         return sorted(superseded | (descriptions.keys() - ours.keys()))

@@ -46,9 +46,7 @@ def damaged(place: AnyPath, problem: str) -> DamagedError:
 
 
 def unreadable(place: AnyPath, error: OSError) -> DamagedError:
-    """The error for a checkpoint with a file that cannot be read.
-    Raises UserError or OSError as `raise_if_unreachable`.
-    """
+    """The error for a file that cannot be read. Raises UserError or OSError as `raise_if_unreachable`."""
     raise_if_unreachable(place, error)
     if isinstance(place, pathlib.Path) and not place.is_dir():  # its run has newer ones, or somebody deleted it
         return DamagedError(

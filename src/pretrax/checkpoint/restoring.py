@@ -10,9 +10,10 @@ the order of the array, so on the mesh that wrote them a process mostly verifies
 
 import collections
 import concurrent.futures
+import contextlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -65,29 +66,29 @@ def restore(directory: AnyPath, step: int, like: Any) -> Any:
 
 
 def _restore(manifest: Manifest, like: Any) -> Any:
-    place, state, problem = manifest.place, None, ''
+    place = manifest.place
     fields = like.keys() if isinstance(like, dict) else {name.split('.')[0] for name in manifest.arrays}
     _check_arrays(place, manifest.arrays, named_arrays(like), set(fields))
+    with _together():
+        return _read_arrays(place, manifest, like)
+
+
+@contextlib.contextmanager
+def _together() -> Iterator[None]:
+    """Raises DamagedError in all processes if the block raises it in one of them."""
+    problem = ''
     try:
-        state = _read_arrays(place, manifest, like)
+        yield
     except DamagedError as error:
         problem = str(error)
     if problem := agree('restore', problem):
         raise DamagedError(problem)
-    return state
 
 
 def _read_agreed(directory: AnyPath, step: int) -> Manifest:
     """Reads the manifest of a checkpoint. Raises DamagedError in all processes if one of them cannot read it."""
-    manifest, problem = None, ''
-    try:
-        manifest = read_manifest(directory, step)
-    except DamagedError as error:
-        problem = str(error)
-    if problem := agree('restore', problem):
-        raise DamagedError(problem)
-    assert manifest is not None
-    return manifest
+    with _together():
+        return read_manifest(directory, step)
 
 
 def restore_newest(

@@ -85,20 +85,10 @@ class BucketPath:
     def with_name(self, name: str) -> 'BucketPath':
         return self.parent / name
 
-    def relative_to(self, directory: 'BucketPath') -> str:
-        """The path below a directory. Raises ValueError if this is not below it."""
-        prefix = f'{directory}/'
-        if not str(self).startswith(prefix):
-            raise ValueError(f'{self} is not below {directory}')
-        return str(self)[len(prefix) :]
-
     def as_posix(self) -> str:
         return str(self)
 
     def absolute(self) -> 'BucketPath':
-        return self
-
-    def expanduser(self) -> 'BucketPath':
         return self
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:

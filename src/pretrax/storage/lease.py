@@ -224,9 +224,7 @@ def _user_errors(out: BucketPath) -> Iterator[None]:
 
 
 def holder_of(path: BucketPath) -> str:
-    """What a lease says about its holder; '' if there is none, it is released,
-    or its process has ended. Raises OSError.
-    """
+    """What a lease says about its holder; '': none, released, or its process has ended. Raises OSError."""
     content = path.read_version().content
     found = _parsed(content)
     is_free = content is None or found.get('released') is True or _has_ended(found)

@@ -88,9 +88,7 @@ def _below(directory: AnyPath | None, text: str) -> AnyPath:
 
 
 def _without_dots(path: Path) -> Path:
-    """Removes `..` and `//`, which TensorStore refuses, from a path.
-    A link before a `..` is followed, as the system does.
-    """
+    """Removes `..` and `//`, which TensorStore refuses. A link before a `..` is followed, as the system does."""
     parts = path.parts
     if '..' in parts:
         end = len(parts) - parts[::-1].index('..')

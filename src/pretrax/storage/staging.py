@@ -42,9 +42,7 @@ def written_directory(place: AnyPath) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _marked(place: BucketPath) -> Iterator[list[str]]:
-    """Marks a directory while it is uploaded. Yields a list for what is created,
-    which is removed if the block fails.
-    """
+    """Marks a directory during its upload. Yields a list of what is created: a failing block removes it."""
     mark, own, created = place / UNFINISHED, secrets.token_hex(8).encode(), list[str]()
     if not mark.create(own):
         raise _exists(

@@ -79,9 +79,7 @@ class LoadedModel:
         return open_engine(self.model, weights, max_length=max_length, slots=slots, weights_step=step)
 
     def longest(self, slots: int) -> int:
-        """The most tokens of a text, unless the user says otherwise:
-        as many as the model reads and the cache has room for.
-        """
+        """The most tokens of a text by default: as many as the model reads and the cache has room for."""
         from pretrax.infer.programs import EngineOptions, fitting_length
 
         return fitting_length(self.model, self.trained.run.mesh, EngineOptions(max_length=self.length, slots=slots))

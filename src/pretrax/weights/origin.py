@@ -1,6 +1,4 @@
-"""Where `init_from:` takes weights from: a checkpoint of Hugging Face, or one of a run.
-Both are read piece by piece.
-"""
+"""Where `init_from:` takes weights from: a checkpoint of Hugging Face or of a run, read piece by piece."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence

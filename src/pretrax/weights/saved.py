@@ -137,9 +137,7 @@ def stated_options(place: str, key: str) -> TransformerOptions:
 
 
 def decoder_options(section: dict[str, Any], where: str) -> TransformerOptions:
-    """The options of a decoder; `where` begins the message of a UserError if this version
-    of pretrax does not know them.
-    """
+    """The options of a decoder. `where` begins the UserError for options that this version does not know."""
     try:
         return TransformerOptions(**section)
     except ValidationError as error:

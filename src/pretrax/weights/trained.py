@@ -43,9 +43,7 @@ class Trained(SavedModel):
 
     @property
     def length(self) -> int:
-        """The tokens that the model reads: of an import its own length,
-        of another run that of a sequence in training.
-        """
+        """The tokens that the model reads: of an import its own length, otherwise a sequence in training."""
         if 'imported' in self.description and (arch := getattr(self.run.recipe.model, 'arch', None)) is not None:
             return arch.max_sequence_length
         return self.run.size.sequence_length

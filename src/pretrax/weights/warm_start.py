@@ -196,9 +196,7 @@ def _report_partial(
 
 
 def check_finite(origin: Origin, report: Report) -> None:
-    """Reports numbers that are NaN or infinite. Those of Hugging Face are refused:
-    they were not made by this user's run.
-    """
+    """Reports numbers that are NaN or infinite. From Hugging Face they are refused: no run of this user made them."""
     if said := not_finite_text(origin.pieces.not_finite):
         if origin.is_hugging_face:
             raise UserError(
@@ -235,9 +233,7 @@ def _name(path: Any) -> str:
 
 
 def check_tokenizer(start: Origin, ours: Any, report: Report) -> None:
-    """Raises UserError if an id that both tokenizers have is another token in each.
-    Reports if texts begin differently.
-    """
+    """Raises UserError if an id is another token in each tokenizer. Reports if texts begin differently."""
     content = getattr(ours, 'content', None)
     if content is not None and start.tokenizer is not None and ours.begin_of_text != start.begin_of_text:
         report(

@@ -60,9 +60,7 @@ def report_rows_without_targets(
 
 
 def _sample(n: int | None, sequence_length: int) -> np.ndarray:
-    """The numbers of the rows to read: all, if that is quick;
-    otherwise of some runs of consecutive rows, evenly apart.
-    """
+    """The rows to read: all, if that is quick; otherwise some runs of consecutive rows, evenly apart."""
     most = min(MOST_ROWS, max(_RUNS, MOST_TOKENS // sequence_length))
     if n is None:
         return np.arange(64)

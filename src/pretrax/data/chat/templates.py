@@ -312,9 +312,7 @@ def _read_source(source: str, name: str) -> tuple[set[str], set[str]]:
 
 
 def _find_free(node: Any, assigned: set[str], free: set[str]) -> None:
-    """Adds the variables that are read before they are assigned.
-    `jinja2.meta` would compute constants such as 'x' * 10 ** 10.
-    """
+    """Adds the variables that are read before they are assigned. `jinja2.meta` would compute "x" * 10 ** 10."""
     kind = type(node).__name__
     if kind == 'Name' and node.ctx != 'load':
         assigned.add(node.name)

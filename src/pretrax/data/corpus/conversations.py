@@ -1,6 +1,4 @@
-"""Rows with `messages` as documents: a chat template renders them,
-and only the assistant's answers count in the loss.
-"""
+"""Rows with `messages` as documents, by a chat template. Only the answers of the assistant count in the loss."""
 
 import functools
 from collections.abc import Mapping

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pretrax.data.corpus.listing import Listing
-from pretrax.data.corpus.parts import Row
+from pretrax.data.corpus.parts import Part, Row
 from pretrax.data.options import PREFIX, HuggingFaceOptions
 from pretrax.errors import UserError, install_extra
 from pretrax.storage import locate_local
@@ -73,8 +73,8 @@ class HuggingFaceDataset:
 
 
 @dataclass(frozen=True)
-class DatasetRows:
-    """The rows start to stop - 1 of a dataset, or the files start to stop - 1 if streaming; a `Part`.
+class DatasetRows(Part):
+    """The rows start to stop - 1 of a dataset, or the files start to stop - 1 if streaming.
 
     The origin of a row is its number from 1; if streaming, the number of the file and of the row in it.
     """
@@ -97,9 +97,6 @@ class DatasetRows:
 
     def count(self) -> int:
         return sum(1 for _ in self.rows()) if self.dataset.options.streaming else self.stop - self.start
-
-    def exact(self, origin: str) -> str:
-        return origin
 
     def _streamed(self) -> Iterator[Row]:
         found = self._opened()

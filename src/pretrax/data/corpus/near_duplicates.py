@@ -31,9 +31,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that the hash of a shingle de
 
 
 def bands_and_rows(threshold: float) -> tuple[int, int]:
-    """The bands and the rows per band: as many rows as possible,
-    so that pairs at the threshold are found often enough.
-    """
+    """The bands and the rows per band: as many rows as still find the pairs at the threshold often enough."""
     shapes = [(N_HASHES // rows, rows) for rows in range(1, N_HASHES + 1)]
     return max((shape for shape in shapes if probability(threshold, *shape) >= RECALL), key=lambda shape: shape[1])
 

@@ -5,6 +5,7 @@ UTF-8 and is kept unchanged, including NUL characters and line endings. A byte o
 dropped.
 """
 
+import abc
 import codecs
 import functools
 import io
@@ -14,7 +15,7 @@ import re
 import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,24 +53,24 @@ def in_memory[P: Any](rows: Callable[[P, int], Iterator[Row]]) -> Callable[..., 
     return bounded
 
 
-class Part(Protocol):
+class Part(abc.ABC):
     """Consecutive rows of a file. Picklable; reading raises UserError if the file is damaged or has changed."""
 
+    @abc.abstractmethod
     def rows(self, start: int = 0) -> Iterator[Row]:
         """The rows after the first `start`."""
-        ...
 
+    @abc.abstractmethod
     def count(self) -> int:
         """The number of rows."""
-        ...
 
     def exact(self, origin: str) -> str:
         """An origin of this part, as messages print it; may read the file again."""
-        ...
+        return origin
 
 
 @dataclass(frozen=True)
-class Whole:
+class Whole(Part):
     """A file that is one document."""
 
     file: TextFile
@@ -90,12 +91,9 @@ class Whole:
     def count(self) -> int:
         return 1
 
-    def exact(self, origin: str) -> str:
-        return origin
-
 
 @dataclass(frozen=True)
-class Lines:
+class Lines(Part):
     """The JSON lines that start at the bytes start to stop - 1 of the decompressed content.
 
     Attributes:

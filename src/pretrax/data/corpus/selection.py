@@ -110,9 +110,7 @@ _MISSING_HINT = '\n  to skip or keep such rows, add missing: drop or missing: ke
 
 @dataclass(frozen=True)
 class Selection:
-    """How rows become documents. `prompt_field` and `answer_field` together replace `field`,
-    and so do `conversations`.
-    """
+    """How rows become documents. `prompt_field` and `answer_field`, or `conversations`, replace `field`."""
 
     field: str = 'text'
     prompt_field: str | None = None

@@ -27,9 +27,7 @@ SKIPPED_FILES = ('_casefix.py', '_sysconfigdata*.py', 'entities.py', 'stringprep
 
 
 def add_stdlib(listing: Listing, root: Path | None = None) -> tuple[list[TextFile], FileCounts]:
-    """Adds the .py files of the standard library, sorted,
-    without SKIPPED_DIRECTORIES and SKIPPED_FILES, to a listing.
-    """
+    """Adds the .py files of the standard library, sorted, except SKIPPED_DIRECTORIES and SKIPPED_FILES."""
     root = root or Path(sysconfig.get_path('stdlib'))
     files, counts = listing.add_tree(
         root,

@@ -136,9 +136,7 @@ def connect(url: Url) -> tuple[Any, str]:
 
 
 def canonical_url(url: Url) -> str:
-    """One URL for all spellings of the URL of an object, such as s3:// and s3a://,
-    or with and without a default port.
-    """
+    """One URL for all spellings of the URL of an object, such as s3:// and s3a://, or a default port."""
     if not url.is_http:
         filesystem, path = connect(url)
         return filesystem.unstrip_protocol(path)

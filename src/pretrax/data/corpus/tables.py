@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrax.data.corpus.content import read_content, split_lines
 from pretrax.data.corpus.files import TextFile
-from pretrax.data.corpus.parts import Row, in_memory, refuse_changed
+from pretrax.data.corpus.parts import Part, Row, in_memory, refuse_changed
 from pretrax.data.corpus.storage import opened, refusal
 from pretrax.errors import UserError, install_extra
 
@@ -24,7 +24,7 @@ _BOM = '\ufeff'
 
 
 @dataclass(frozen=True)
-class Delimited:
+class Delimited(Part):
     """A .csv or .tsv file, quoted as in RFC 4180, with a header line. The origin of a row is its first line."""
 
     file: TextFile
@@ -37,9 +37,6 @@ class Delimited:
 
     def count(self) -> int:
         return sum(1 for _ in self._rows())
-
-    def exact(self, origin: str) -> str:
-        return origin
 
     def _rows(self) -> Iterator[Row]:
         path = self.file.path
@@ -83,7 +80,7 @@ class Delimited:
 
 
 @dataclass(frozen=True)
-class RowGroups:
+class RowGroups(Part):
     """The row groups start to stop - 1 of a .parquet file. The origin of a row is its number in the file, from 1."""
 
     file: TextFile
@@ -117,9 +114,6 @@ class RowGroups:
             groups = range(parquet.num_row_groups)[self.start : self.stop]
             return sum(parquet.metadata.row_group(group).num_rows for group in groups)
 
-    def exact(self, origin: str) -> str:
-        return origin
-
     def cut(self, positions: Sequence[int]) -> list['RowGroups | None']:
         """Parts of the whole file, cut at the row groups nearest to these byte positions; None for an empty part."""
         with _parquet(self.file) as parquet:
@@ -139,9 +133,7 @@ class RowGroups:
 def _largest_row(
     parquet: 'pyarrow.parquet.ParquetFile', group: int, columns: Sequence[str] | None, file: TextFile
 ) -> int:
-    """A bound on the bytes of most rows of a row group:
-    their mean, and each value of a dictionary, which may repeat.
-    """
+    """A bound on the bytes of most rows of a row group: their mean, and each value that a dictionary may repeat."""
     found = parquet.metadata.row_group(group)
     total = 0
     with opened(file.path) as stream:
@@ -158,9 +150,7 @@ def _largest_row(
 
 
 def _uncompressed_size(page_header: bytes) -> int:
-    """The decompressed bytes of a page: the second field of its header
-    in Thrift's compact protocol, or 0 if damaged.
-    """
+    """The decompressed bytes of a page, the second field of its header (Thrift, compact protocol); 0: damaged."""
     at, sizes = 0, []
     while len(sizes) < 2 and page_header[at : at + 1] == b'\x15':  # the next field, i32
         value = shift = 0

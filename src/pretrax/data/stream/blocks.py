@@ -70,9 +70,7 @@ class Blocks:
     left_out: frozenset[int] = frozenset()
 
     def read(self, place: Place) -> Iterator[Block]:
-        """Yields the blocks from a place on, without end.
-        Raises UserError if the text cannot be read, or has no words.
-        """
+        """Yields the blocks from a place on, without end. Raises UserError if the text is unreadable or empty."""
         parts = parts_of(self.corpus)
         while True:
             empty = place.block == 0

@@ -14,6 +14,7 @@ from typing import Any
 from pretrax.data.corpus.corpus import Shard
 from pretrax.data.corpus.selection import RowCounts
 from pretrax.data.tokenize.encode_shard import EncodedDocuments, Job, Progress, encode_shard
+from pretrax.data.tokenize.engines import Engine
 from pretrax.data.tokenize.tokenized_shards import ShardWriter, TokenizedShard
 from pretrax.errors import UserError
 from pretrax.system.ray_connection import connect_ray
@@ -21,8 +22,8 @@ from pretrax.system.ray_connection import connect_ray
 _RESULTS_AHEAD = 4  # per task, before it waits until they are written
 
 
-class Ray:
-    """An `Engine` on the cluster of RAY_ADDRESS, or on a local Ray if it is not set.
+class Ray(Engine):
+    """An engine on the cluster of RAY_ADDRESS, or on a local Ray if it is not set.
 
     Args:
         workers: tasks that run at once; None: one per CPU of the cluster.

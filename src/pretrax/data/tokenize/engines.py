@@ -53,8 +53,23 @@ class Engine(Protocol):
         for call, tokenized in self.unordered(write_shard, calls, progress):
             yield shards[call][0], tokenized
 
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        """Yields the function of each item, in order."""
+        waiting: dict[int, Any] = {}
+        position = 0
+        calls = [(function, item) for item in items]
+        for number, result in self.unordered(_without_progress, calls, lambda *_: None):
+            waiting[number] = result
+            while position in waiting:
+                yield waiting.pop(position)
+                position += 1
+
     def close(self) -> None:
         """Stops the workers."""
+
+
+def _without_progress(function: Callable[[Any], Any], argument: Any, progress: Progress) -> Any:
+    return function(argument)
 
 
 class InProcess(Engine):
@@ -175,14 +190,3 @@ def make_engine(name: EngineName, workers: int | None, n_shards: int) -> Engine:
         return Ray(workers)
     n_workers = min(workers or usable_cores(), n_shards)
     return InProcess() if n_workers <= 1 else Processes(n_workers)
-
-
-def in_order(engine: Engine, function: Callable[..., Any], calls: Iterable[tuple], progress: Progress) -> Iterator[Any]:
-    """Yields the results of the calls in order."""
-    waiting: dict[int, Any] = {}
-    position = 0
-    for number, result in engine.unordered(function, list(calls), progress):
-        waiting[number] = result
-        while position in waiting:
-            yield waiting.pop(position)
-            position += 1

@@ -14,7 +14,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from pretrax.data.corpus.corpus import Corpus, RowCounts, Shard, shards
 from pretrax.data.corpus.document import Document
 from pretrax.data.tokenize import sample
 from pretrax.data.tokenize.encode_shard import TRAIN, VALIDATION, Job
-from pretrax.data.tokenize.engines import Engine, EngineName, in_order, make_engine
+from pretrax.data.tokenize.engines import Engine, EngineName, make_engine
 from pretrax.data.tokenize.progress import TokenProgress
 from pretrax.data.tokenize.tokenized_shards import TokenizedShard, find_shard, read_shard, shard_name
 from pretrax.data.tokenizers.encoders import choose_encoder
@@ -181,7 +181,7 @@ class _Preparation:
 
     @functools.cached_property
     def shards(self) -> list[Shard]:
-        return _cut_in_shards(self.corpus, self._n_shards, self.engine, self.say)
+        return shards(self.corpus, self._n_shards, map=self.engine.map, say=self.say)
 
     def _documents(self) -> Iterator[Document]:
         """All documents. `corpus.documents` would search for duplicates again."""
@@ -321,7 +321,7 @@ def train_on_corpus(corpus: Corpus, say: Report, vocab_size: int, model: ModelNa
     """Trains a tokenizer on a sample of a corpus."""
     n_shards = shards_for(corpus)
     with contextlib.closing(make_engine(work.engine, work.workers, n_shards)) as engine:
-        return _train(engine, _cut_in_shards(corpus, n_shards, engine, say), say, vocab_size, model)[0]
+        return _train(engine, shards(corpus, n_shards, map=engine.map, say=say), say, vocab_size, model)[0]
 
 
 def _train(
@@ -338,14 +338,6 @@ def _train(
 def shards_for(corpus: Corpus) -> int:
     """The number of shards of a corpus; depends only on the corpus."""
     return max(1, math.ceil(corpus.size / SHARD_BYTES))
-
-
-def _cut_in_shards(corpus: Corpus, n_shards: int, engine: Engine, say: Report) -> list[Shard]:
-    def mapped(function: Callable, items: Sequence[Shard]) -> Iterator[Any]:
-        calls = [(function, item) for item in items]
-        yield from in_order(engine, sample.without_progress, calls, lambda *_: None)
-
-    return shards(corpus, n_shards, map=mapped, say=say)  # pyright: ignore[reportArgumentType]
 
 
 def _refuse_empty(rows: RowCounts) -> None:

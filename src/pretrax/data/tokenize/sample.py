@@ -4,8 +4,7 @@ The sample depends only on the documents, not on their order or on the number of
 """
 
 import heapq
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pretrax.data.corpus.corpus import RowCounts, Shard
 from pretrax.data.tokenize.encode_shard import Progress, n_bytes_of, text_hash
@@ -56,8 +55,3 @@ def _shrink(chosen: _Heap, most: int) -> None:
     n_chosen = sum(len(excerpt) for _, excerpt in chosen)
     while n_chosen > most:
         n_chosen -= len(heapq.heappop(chosen)[1])
-
-
-def without_progress(function: Callable[[Any], Any], argument: Any, progress: Progress) -> Any:
-    """Calls a function of one argument with the signature that engines need."""
-    return function(argument)

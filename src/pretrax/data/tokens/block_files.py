@@ -37,9 +37,7 @@ class BlockFiles:
         self._failed = False
 
     def read(self, sha256: str, span: tuple[int, int], dtype: np.dtype) -> np.ndarray | None:
-        """The values [start, stop) of the array with this digest;
-        None if they are not kept, or their file is damaged.
-        """
+        """The values [start, stop) of the array with this digest; None: not kept, or their file is damaged."""
         path = self._path(sha256, span)
         try:
             content = path.read_bytes()

@@ -107,9 +107,7 @@ class Writer:
 
 
 def refuse_existing(out: AnyPath) -> None:
-    """Raises UserError if `out` exists or its directory cannot be created;
-    unfinished tokens in a bucket do not count.
-    """
+    """Raises UserError if `out` exists or cannot be created; unfinished tokens in a bucket do not count."""
     if isinstance(out, BucketPath):
         with refuse_unreadable():
             found = [file for file in out.files() if not is_unfinished(file)]
