@@ -25,7 +25,6 @@ from pretrax.data.tokenize.tokenized_shards import TokenizedShard, write_shard
 from pretrax.data.tokenize.worker import send
 from pretrax.errors import UserError
 from pretrax.storage.settings import s3_access
-from pretrax.system.cores import usable_cores
 
 type EngineName = Literal['local', 'ray']
 
@@ -180,13 +179,3 @@ def _start() -> subprocess.Popen:
         stdout=subprocess.PIPE,
         env=environment,
     )
-
-
-def make_engine(name: EngineName, workers: int | None, n_shards: int) -> Engine:
-    """Makes an engine for `n_shards` shards; `workers` None: one per core, or per CPU of the cluster."""
-    if name == 'ray':
-        from pretrax.data.tokenize.engine_ray import Ray
-
-        return Ray(workers)
-    n_workers = min(workers or usable_cores(), n_shards)
-    return InProcess() if n_workers <= 1 else Processes(n_workers)

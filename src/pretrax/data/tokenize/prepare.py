@@ -23,7 +23,7 @@ from pretrax.data.corpus.corpus import Corpus, RowCounts, Shard, shards
 from pretrax.data.corpus.document import Document
 from pretrax.data.tokenize import sample
 from pretrax.data.tokenize.encode_shard import TRAIN, VALIDATION, Job
-from pretrax.data.tokenize.engines import Engine, EngineName, make_engine
+from pretrax.data.tokenize.engines import Engine, EngineName, InProcess, Processes
 from pretrax.data.tokenize.progress import TokenProgress
 from pretrax.data.tokenize.tokenized_shards import TokenizedShard, find_shard, read_shard, shard_name
 from pretrax.data.tokenizers.encoders import choose_encoder
@@ -37,6 +37,7 @@ from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.result import remove_unfinished, result_at
 from pretrax.system.atomic import write_file
 from pretrax.system.cache import cache_directory
+from pretrax.system.cores import usable_cores
 from pretrax.system.locks import DirectoryLock, lock_directory
 
 SHARD_BYTES = 32 << 20  # stored bytes of text per shard, the unit of work
@@ -50,6 +51,15 @@ class Work:
 
     engine: EngineName = 'local'
     workers: int | None = None
+
+    def start(self, n_shards: int) -> Engine:
+        """The engine for a number of shards."""
+        if self.engine == 'ray':
+            from pretrax.data.tokenize.engine_ray import Ray
+
+            return Ray(self.workers)
+        n_workers = min(self.workers or usable_cores(), n_shards)
+        return InProcess() if n_workers <= 1 else Processes(n_workers)
 
 
 def prepare(
@@ -176,7 +186,7 @@ class _Preparation:
     def __init__(self, corpus: Corpus, shards_dir: Path, say: Report, validation: float, work: Work):
         self.corpus, self.shards_dir, self.say, self.validation = corpus, shards_dir, say, validation
         self._n_shards = shards_for(corpus)
-        self.engine: Engine = make_engine(work.engine, work.workers, self._n_shards)
+        self.engine = work.start(self._n_shards)
         self.n_documents: int | None = None  # None until they are counted
 
     @functools.cached_property
@@ -320,7 +330,7 @@ class _Preparation:
 def train_on_corpus(corpus: Corpus, say: Report, vocab_size: int, model: ModelName, work: Work) -> Tokenizer:
     """Trains a tokenizer on a sample of a corpus."""
     n_shards = shards_for(corpus)
-    with contextlib.closing(make_engine(work.engine, work.workers, n_shards)) as engine:
+    with contextlib.closing(work.start(n_shards)) as engine:
         return _train(engine, shards(corpus, n_shards, map=engine.map, say=say), say, vocab_size, model)[0]
 
 
