@@ -1,19 +1,23 @@
-"""Train from Python, read the final loss, and generate text with the trained weights.
+"""Train from Python, look at what the run measured, and let the model write, score and read text.
 
 Run it in the root of the repository: python examples/library_use.py [key=value ...]
+Run it again, and it shows the results of the finished run.
 """
 
 import math
 import sys
 
-from pretrax import load_config, pretrain
-from pretrax.infer.sample import sample
+import numpy as np
 
-config = load_config('configs/quickstart.yaml', ['name=library', *sys.argv[1:]])
-result = pretrain(config)
+import pretrax
 
-loss = result.metrics['loss']
-print(f'{int(result.state.step)} steps; the last loss is {loss:.2f}, a perplexity of {math.exp(loss):.0f}')
-run = result.run
-for text in sample(run.recipe.model, result.state.weights, run.source.tokenizer, config.sample, seed=1):
-    print(text)
+result = pretrax.pretrain('configs/quickstart.yaml', ['name=library', *sys.argv[1:]])
+print(result)
+
+loss = result.history['loss']
+loss = loss[~np.isnan(loss)]  # of the steps that were logged
+print(f'the loss went from {loss[0]:.2f} to {loss[-1]:.2f}, a perplexity of {math.exp(loss[-1]):.0f}')
+
+model = pretrax.load(result)
+print('def ' + model.generate('def ', max_tokens=40, seed=1))
+print(model.evaluate())

@@ -9,8 +9,7 @@ import zlib
 import jax
 import jax.numpy as jnp
 
-from pretrax import register
-from pretrax.errors import UserError
+from pretrax import UserError, register
 from pretrax.model.base import Model
 from pretrax.model.loss import Batch, LossTerms, loss_terms
 from pretrax.shardlib import (

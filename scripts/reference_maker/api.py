@@ -33,9 +33,7 @@ class Part(NamedTuple):
 PARTS = [
     Part(
         'pretrax',
-        'Train from Python: the [tutorial](../tutorial.md#as-a-library) shows it. JAX is imported when a name that '
-        'needs it '
-        'is first used.',
+        '[Python library](../library.md) has an example of each name. JAX is imported when one that needs it is used.',
         {'pretrax': ()},
     ),
     Part(
@@ -60,7 +58,6 @@ PARTS = [
             'pretrax.model.loss': ('Batch', 'LossTerms', 'loss_terms', 'cross_entropy'),
             'pretrax.model.axes': ('AXES',),
             'pretrax.data.batches.source': ('DataRequest', 'HostBatch', 'Source', 'pack_rows'),
-            'pretrax.errors': ('UserError',),
         },
     ),
     Part(
@@ -84,12 +81,10 @@ PARTS = [
         'pretrax.infer',
         '[Inference](../inference.md) describes the engine.',
         {
-            'pretrax.infer.sample': ('sample',),
             'pretrax.infer.generate': ('generate', 'open_engine'),
             'pretrax.infer.engine': ('Engine',),
             'pretrax.infer.request': ('Sampling', 'Request', 'Token', 'Update', 'EngineStatus', 'check_request'),
             'pretrax.infer.text': ('TextStream', 'text_after'),
-            'pretrax.weights.trained': ('Trained', 'open_trained'),
         },
     ),
     Part(
@@ -178,8 +173,8 @@ def _class(node: ast.ClassDef, name: str) -> Iterator[str]:
         yield _signature(constructor, name)
     yield _docstring(node)
     for each in methods:
-        if _is_public(each):
-            decorators = {ast.unparse(decorator) for decorator in each.decorator_list}
+        decorators = {ast.unparse(decorator) for decorator in each.decorator_list}
+        if _is_public(each) and 'overload' not in decorators:
             if any('property' in decorator for decorator in decorators):
                 returns = f': {ast.unparse(each.returns)}' if each.returns else ''
                 yield _code(f'{name}.{each.name}{returns}')

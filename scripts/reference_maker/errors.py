@@ -49,6 +49,7 @@ AREAS = {
     'view': ('Reports, comparisons and traces', 'see.md'),
     'observe': ('Metrics and trackers', 'metrics.md'),
     'system': ('Files, locks and devices of this machine', 'reliability.md'),
+    'library.py': ('The Python library', 'library.md'),
     'cli': ('The command line', 'reference.md#commands'),
     'shardlib': ('shardlib', 'shardlib.md'),
 }

@@ -39,6 +39,7 @@ WHAT = {
     'experiments': 'sweeps, searches, seeds, scaling laws',
     'plan': 'a step before it runs: planned, compiled, saved',
     'doctor': 'checks of machines before a run',
+    'library': 'training and models for Python code',
     'cli': 'the commands',
 }
 

@@ -1,9 +1,10 @@
 """pretrax: pretrain decoder-only language models in JAX.
 
-    from pretrax import load_config, pretrain
-    result = pretrain(load_config('configs/quickstart.yaml', ['steps=100']))
+    import pretrax
+    result = pretrax.pretrain('quickstart', ['steps=100'])
+    print(result, pretrax.load(result).generate('def '))
 
-JAX is imported when a name that needs it is first used.
+JAX is imported when a name that needs it is first used. docs/library.md describes each name.
 """
 
 import importlib
@@ -13,21 +14,37 @@ if TYPE_CHECKING:
     from pretrax.config import from_values as config_from_values
     from pretrax.config import load as load_config
     from pretrax.config import register
-    from pretrax.run.loop import Result
-    from pretrax.run.loop import train as pretrain
+    from pretrax.errors import UserError
+    from pretrax.library import load, pretrain
+    from pretrax.run.result import Result
     from pretrax.run.setup import Run, prepare
+    from pretrax.weights.loaded import LoadedModel
 
 __version__ = '0.2.0'
-__all__ = ['Result', 'Run', 'config_from_values', 'load_config', 'prepare', 'pretrain', 'register']
+__all__ = [
+    'LoadedModel',
+    'Result',
+    'Run',
+    'UserError',
+    'config_from_values',
+    'load',
+    'load_config',
+    'prepare',
+    'pretrain',
+    'register',
+]
 
 _PUBLIC = {
     'config_from_values': 'config:from_values',
+    'load': 'library:load',
     'load_config': 'config:load',
-    'register': 'config:register',
-    'Result': 'run.loop:Result',
-    'pretrain': 'run.loop:train',  # not `train`: that is the subpackage
-    'Run': 'run.setup:Run',
+    'LoadedModel': 'weights.loaded:LoadedModel',
     'prepare': 'run.setup:prepare',
+    'pretrain': 'library:pretrain',  # not `train`: that is the subpackage
+    'register': 'config:register',
+    'Result': 'run.result:Result',
+    'Run': 'run.setup:Run',
+    'UserError': 'errors:UserError',
 }
 
 
@@ -36,3 +53,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     module, _, attribute = _PUBLIC[name].partition(':')
     return getattr(importlib.import_module(f'{__name__}.{module}'), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

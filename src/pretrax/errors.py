@@ -61,6 +61,10 @@ class UserError(ValueError):
             lines = [*lines[: MOST_LINES - 1], f'({len(lines) - MOST_LINES + 1} more lines)']
         return printable('\n'.join(lines))
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython and notebooks show: the message, without the lines of pretrax that raised it."""
+        return [f'{type(self).__name__}: {self.short_text()}']
+
 
 @contextlib.contextmanager
 def system_errors(problem: str, fix: str = '') -> Iterator[None]:

@@ -127,7 +127,7 @@ def test_every_token_of_a_text_is_scored_once():
         if size > 7:
             assert len(parts[-1][0]) + len(parts[-1][1]) - 1 == 7
     [score] = model.answer([Rolling('twenty letters long!')])
-    assert score == Score(pytest.approx(20 * math.log(1 / 8)), False)
+    assert score == Score(pytest.approx(20 * math.log(1 / 8)), False, tokens=20)
 
 
 def test_spaces_between_context_and_continuation_belong_to_the_continuation():

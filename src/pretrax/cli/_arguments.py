@@ -104,12 +104,6 @@ def variables(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def check_dtype(dtype: str | None) -> None:
-    """Raises UserError if `--dtype` is none of its choices."""
-    if dtype not in (None, 'f32', 'bf16', 'fp16'):
-        raise UserError(f'--dtype is {dtype}; expected f32, bf16 or fp16')
-
-
 def load_plugins(plugins: Sequence[str]) -> None:
     """Runs the plugins that `--plugin` names. Raises UserError."""
     from pretrax.config import load_plugin

@@ -13,12 +13,10 @@ from pretrax.config.batch import common_sequences
 from pretrax.errors import Report, UserError
 from pretrax.infer.sample import check_can_sample, most_new_tokens, sample
 from pretrax.observe.samples import SampleLog
-from pretrax.run.loop import Result
+from pretrax.run.result import Result
 from pretrax.run.watch import exit_code
 from pretrax.storage import AnyPath
 from pretrax.storage.working_directory import working_directory
-from pretrax.view.record.columns import parse_columns
-from pretrax.view.record.verdict import verdict_of
 from pretrax.view.report import FILE, write_report
 
 
@@ -44,9 +42,8 @@ def summary(result: Result, arguments: list[str]) -> list[str]:
         lines.append(
             f'WARNING: {count:,.0f} of {step:,} steps had nothing to learn: no token of their batches is a target'
         )
-    metrics = working_directory(config.run_dir) / 'metrics.jsonl'
-    if metrics.is_file() and (text := verdict_of(parse_columns(metrics.read_bytes()))):
-        lines.append(f'WARNING: {text}')
+    if result.verdict:
+        lines.append(f'WARNING: {result.verdict}')
     model, tokenizer = run.recipe.model, run.source.tokenizer
     writes = _allowed(lambda: check_can_sample(model, run.source))
     if writes and most_new_tokens(model, tokenizer, config.sample.prompts):

@@ -6,9 +6,10 @@ A model is a run, one of its checkpoints, or a Hugging Face directory. The tasks
 import dataclasses
 from typing import TYPE_CHECKING
 
-from pretrax.cli._arguments import Dtype, Plugins, check_dtype, load_plugins
+from pretrax.cli._arguments import Dtype, Plugins, load_plugins
 from pretrax.errors import UserError
 from pretrax.option import argument, option
+from pretrax.weights.loaded import check_dtype
 
 if TYPE_CHECKING:
     from pretrax.weights.evaluated import Reading

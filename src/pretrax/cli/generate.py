@@ -6,12 +6,12 @@ U+FFFD; a file or a pipe receives the text as it is. The speed is printed to std
 
 import dataclasses
 
-from pretrax.cli._arguments import Dtype, Plugins, RunOrCheckpoint, check_dtype, load_plugins
+from pretrax.cli._arguments import Dtype, Plugins, RunOrCheckpoint, load_plugins
 from pretrax.errors import UserError
-from pretrax.infer.sampling_settings import SETTINGS, Sampling
+from pretrax.infer.sampling_settings import SETTINGS, WRITING, Sampling
 from pretrax.option import option
 from pretrax.storage import locate
-from pretrax.weights.loaded import LoadedModel
+from pretrax.weights.loaded import LoadedModel, check_dtype
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Options:
     tokens: int | None = option(
         'Most tokens to generate. [default: 128, or as many as fit; with --chat as many as fit]', min=1
     )
-    sampling: Sampling = dataclasses.field(default_factory=lambda: Sampling(temperature=0.8))
+    sampling: Sampling = dataclasses.field(default=WRITING)
     n: int = option('Texts for each prompt.', default=1, min=1)
     stop: tuple[str, ...] = option('Text that ends the answer and is not shown; may be repeated.', default=())
     slots: int | None = option('Texts to generate at once. [default: at most 8]', min=1)
@@ -79,19 +79,11 @@ def _check(options: Options) -> None:
 
 def _print_texts(model: LoadedModel, options: Options) -> None:
     """Prints each prompt with each of its continuations, in order, while they are written."""
-    from pretrax.infer.answers import Asked, Speed, encode_prompt, show, write
-    from pretrax.infer.request import Request
+    from pretrax.infer.answers import Speed, show, write
 
-    asked, texts = [], []
-    for prompt in options.prompt or ('',):
-        ids = tuple(encode_prompt(model.tokenizer, prompt))
-        tokens = model.answer_length(ids, options.tokens)
-        for _ in range(options.n):
-            request = Request(
-                prompt=ids, max_tokens=tokens, sampling=options.sampling, choice=len(asked), stop_ids=model.end
-            )
-            asked.append(Asked(request, options.stop))
-            texts.append([prompt])
+    prompts = options.prompt or ('',)
+    asked = model.asked(prompts, options.tokens, options.sampling, options.stop, options.n)
+    texts = [[prompt] for prompt in prompts for _ in range(options.n)]
     engine = model.engine_for(asked, options.slots)
     speed, shown, finished = Speed(model.compute), 0, set()
     speed.prompt_tokens = sum(len(one.request.prompt) for one in asked)

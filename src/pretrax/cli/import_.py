@@ -19,4 +19,6 @@ def import_(
     from pretrax.weights.imported import import_checkpoint
 
     choice = {'true': True, 'false': False}.get(begin_of_text or '', begin_of_text)
-    import_checkpoint(source, out, choice, allow_not_finite)
+    run, count = import_checkpoint(source, out, choice, allow_not_finite)
+    print(f'imported {count:,} parameters into {run}')
+    print(f'try: pretrax generate {run}; init_from: {run} in a configuration; pretrax export {run} DIR')

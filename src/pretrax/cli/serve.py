@@ -14,9 +14,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pretrax.cli._arguments import Dtype, Plugins, check_dtype, load_plugins
+from pretrax.cli._arguments import Dtype, Plugins, load_plugins
 from pretrax.errors import UserError, printable
 from pretrax.option import argument, option
+from pretrax.weights.loaded import check_dtype
 
 if TYPE_CHECKING:
     from pretrax.serve.service import ServedModel

@@ -94,13 +94,14 @@ class LanguageModel:
             if not isinstance(request, Generate)
             for pair in self._pairs(request)
         ]
-        scores: dict[int, list[tuple[float, bool]]] = {}
-        for (number, _), score in zip(pairs, self.score([pair for _, pair in pairs]), strict=True):
-            scores.setdefault(number, []).append(score)
+        scores: dict[int, list[tuple[float, bool, int]]] = {}
+        for (number, (_, scored)), score in zip(pairs, self.score([pair for _, pair in pairs]), strict=True):
+            scores.setdefault(number, []).append((*score, len(scored)))
         for number, request in enumerate(requests):
             if not isinstance(request, Generate):
                 found = scores.get(number, [])
-                answers[number] = Score(math.fsum(s for s, _ in found), all(greedy for _, greedy in found))
+                logprobs, greedy, tokens = zip(*found, strict=True) if found else ((), (), ())
+                answers[number] = Score(math.fsum(logprobs), all(greedy), sum(tokens))
         numbers = [number for number, request in enumerate(requests) if isinstance(request, Generate)]
         for number, text in zip(numbers, self._generate([requests[n] for n in numbers]), strict=True):
             answers[number] = text

@@ -4,6 +4,7 @@ Letters: B texts, L length, V vocabulary.
 """
 
 import copy
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pretrax.errors import UserError
 from pretrax.infer.programs import serving_mesh
+from pretrax.infer.recompute import logits_per_device
 from pretrax.model.axes import ROWS, along
 from pretrax.model.base import AutomaticModel, Model
 from pretrax.model.loss import TokenScores, chunks_of, join_tokens, over_chunks, token_scores
@@ -65,6 +67,40 @@ class Scorer:
             if not isinstance(self._model, Transformer):
                 return weights
             return jax.tree.map(lambda w, like: jax.device_put(w, like.sharding), weights, self._model.abstract())
+
+    def logits(self, weights: Any, tokens: np.ndarray) -> jax.Array:
+        """The logits of whole texts, f32 [B, L, V], the same whole array on each device.
+
+        Args:
+            tokens: i32[B, L].
+
+        Raises:
+            UserError: there is a token that the model lacks.
+        """
+        if self._short is not None and tokens.shape[1] <= self._short.longest:
+            return self._short.logits(weights, tokens)
+        n_tokens = self._model.vocab_size
+        strange = tokens[(tokens < 0) | (False if n_tokens is None else tokens >= n_tokens)]
+        if strange.size:
+            last = '' if n_tokens is None else f' to {n_tokens - 1:,}'
+            raise UserError(f'tokens has the token {strange[0]:,}\nthe vocabulary has the tokens 0{last}')
+        rows, length = tokens.shape
+        whole = np.zeros((self._shards * math.ceil(rows / self._shards), self._length(length)), np.int32)
+        whole[:rows, :length] = tokens
+        with jax.set_mesh(self._mesh):
+            return self._logits(weights, self._placed(whole))[:rows, :length, :n_tokens]
+
+    @functools.cached_property
+    def _logits(self) -> Any:
+        """Weights, tokens i32[B, L] -> logits f32[B, L, columns], under `jit`."""
+        model = self._model
+        logits = model.logits if isinstance(model, AutomaticModel) else logits_per_device(model)
+        replicated = NamedSharding(self._mesh, PartitionSpec())
+        return jax.jit(lambda weights, tokens: logits(weights, tokens).astype(jnp.float32), out_shardings=replicated)
+
+    def _placed(self, rows: np.ndarray) -> jax.Array:
+        """An array i32[B, L] on the devices."""
+        return jax.make_array_from_callback(rows.shape, make_shardings(i32['B/r/d/e L']), lambda index: rows[index])
 
     def score(self, weights: Any, texts: Sequence[tuple[Sequence[int], int]]) -> list[tuple[float, bool]]:
         """The log probability of the last tokens of each text, and whether each of them was the likeliest.
@@ -124,11 +160,7 @@ class Scorer:
     def _run(self, weights: Any, tokens: np.ndarray, targets: np.ndarray) -> TokenScores:
         """The scores of the targets, as host arrays."""
         with jax.set_mesh(self._mesh):
-            sharding = make_shardings(i32['B/r/d/e L'])
-            placed = [
-                jax.make_array_from_callback(x.shape, sharding, lambda index, x=x: x[index]) for x in (tokens, targets)
-            ]
-            return jax.tree.map(np.asarray, self.program(weights, *placed))
+            return jax.tree.map(np.asarray, self.program(weights, self._placed(tokens), self._placed(targets)))
 
 
 def _alone(model: Transformer, longest: int) -> Transformer:

@@ -34,10 +34,11 @@ class Generate:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The natural logarithm of the probability, and whether each token was the likeliest."""
+    """The natural logarithm of the probability, whether each token was the likeliest, and how many tokens there are."""
 
     logprob: float
     is_greedy: bool
+    tokens: int
 
 
 Request = Likelihood | Rolling | Generate

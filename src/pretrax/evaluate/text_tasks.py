@@ -10,7 +10,7 @@ import re
 import sysconfig
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pretrax.errors import UserError, system_errors
@@ -25,7 +25,7 @@ _SMALLEST, _LARGEST = 2_000, 200_000  # bytes
 
 
 def bits_per_byte(texts: Sequence[str], name: str, settings: Settings) -> list[Document]:
-    """Excerpts of some texts: the bits of all of them over their bytes."""
+    """Excerpts of some texts: the bits of all of them over their bytes, and the loss in nats per token."""
     rng = settings.random(name)
     documents = []
     for text in rng.sample(texts, min(settings.limit, len(texts))):
@@ -37,7 +37,8 @@ def bits_per_byte(texts: Sequence[str], name: str, settings: Settings) -> list[D
 
 
 def _bits_of(n_bytes: int, answers: Sequence[Score]) -> Measured:
-    return {'bits_per_byte': (-answers[0].logprob / math.log(2), n_bytes)}
+    nats = -answers[0].logprob
+    return {'bits_per_byte': (nats / math.log(2), n_bytes), 'loss': (nats, answers[0].tokens)}
 
 
 def cloze(settings: Settings) -> list[Document]:
@@ -131,16 +132,16 @@ def own_texts(given: Sequence[str]) -> dict[str, Task]:
             raise UserError(f'--text {one}: expected a name and a file or a directory, such as law=held_out/law.txt')
         if name in tasks or any(name == task.name for task in TEXT_TASKS):
             raise UserError(f'--text {one}: there is another task {name}\n  give it another name')
-        texts = tuple(
-            text[start : start + _EXCERPT]
-            for texts in texts_of_files(path)
-            for text in texts
-            for start in range(0, len(text), _EXCERPT)
-        )
-        if not texts:
-            raise UserError(f'--text {one}: {path} has no text')
-        tasks[name] = Task(name, f'bits per byte of {path}', functools.partial(bits_per_byte, texts, name))
+        tasks[name] = own_text(name, (text for texts in texts_of_files(path) for text in texts), path)
     return tasks
+
+
+def own_text(name: str, texts: Iterable[str], source: str) -> Task:
+    """The task of some texts from `source`: bits per byte of excerpts. Raises UserError if there is no text."""
+    excerpts = tuple(text[start : start + _EXCERPT] for text in texts for start in range(0, len(text), _EXCERPT))
+    if not excerpts:
+        raise UserError(f'{source} has no text')
+    return Task(name, f'bits per byte of {source}', functools.partial(bits_per_byte, excerpts, name))
 
 
 TEXT_TASKS = (

@@ -29,7 +29,7 @@ class Recomputed:
         self.max_length, self._slots = max_length, slots
         multiple = 32 * along('c t', mesh.shape)
         self._length = int(min(multiple * math.ceil(max_length / multiple), model.max_length or math.inf))
-        self._logits = model.logits if isinstance(model, AutomaticModel) else _per_device(model)
+        self._logits = model.logits if isinstance(model, AutomaticModel) else logits_per_device(model)
         with jax.set_mesh(mesh):
             weights = jax.eval_shape(model.init, jax.random.key(0))
             try:
@@ -102,7 +102,8 @@ class WholeTexts:
     def clear_cache(self) -> None: ...
 
 
-def _per_device(model: Model) -> Any:
+def logits_per_device(model: Model) -> Any:
+    """Weights, tokens i32[B, L] -> the logits of whole texts, from code that runs per device."""
     weights_type = model.Weights
 
     @typed_shard_map

@@ -6,8 +6,8 @@ Neither JAX nor pydantic is imported before it is used.
 
 import dataclasses
 import typing
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 from pretrax.option import Setting, setting_of
 
@@ -55,4 +55,22 @@ SETTINGS: dict[str, Setting] = {
     name: setting
     for name, annotation in typing.get_type_hints(Sampling, include_extras=True).items()
     if (setting := setting_of(annotation))
+}
+
+WRITING = Sampling(temperature=0.8)  # of `pretrax generate`, unless its user says otherwise
+
+_COUNT = Setting('', '', ge=1, kind=int)
+
+
+def _is_stop(value: Any) -> bool:
+    texts = value if isinstance(value, list) else [value]
+    return all(isinstance(text, str) and text for text in texts)
+
+
+# Everything that changes an answer to a prompt: what is expected, and whether a value is that.
+FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    'max_tokens': ('a number of tokens, 1 or more', _COUNT.accepts),
+    **{name: (setting.expected, setting.accepts) for name, setting in SETTINGS.items()},
+    'n': ('a number of answers, 1 or more', _COUNT.accepts),
+    'stop': ('a string that is not empty, or a list of them', _is_stop),
 }

@@ -67,7 +67,7 @@ class Progress:
         An evaluation, which has a `val_loss` or tasks, is a separate line that stays on the screen.
         """
         step, now = metrics['step'], self._clock()
-        if _is_evaluation(metrics):
+        if is_evaluation(metrics):
             self.message(format_line(metrics, self._total))
             return
         if self._origin is None:
@@ -121,7 +121,7 @@ def format_line(metrics: Mapping[str, Any], total_steps: int, eta: float | None 
     """
     step = metrics['step']
     parts = [f'step {step}/{total_steps}' if total_steps else f'step {step}']
-    if not _is_evaluation(metrics):
+    if not is_evaluation(metrics):
         parts.append(f'{100 * step / total_steps:.1f}%' if total_steps else '')
     for key, show in _SHOWN.items():
         if metrics.get(key) is not None:
@@ -133,7 +133,8 @@ def format_line(metrics: Mapping[str, Any], total_steps: int, eta: float | None 
     return '  '.join(part for part in parts if part)
 
 
-def _is_evaluation(metrics: Mapping[str, Any]) -> bool:
+def is_evaluation(metrics: Mapping[str, Any]) -> bool:
+    """Whether a line of metrics is that of an evaluation: a validation loss or tasks."""
     return any(key == 'val_loss' or key.startswith('task/') for key in metrics)
 
 

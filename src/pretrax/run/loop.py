@@ -6,29 +6,16 @@ a run from its newest checkpoint.
 """
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Callable
 
 from pretrax.config import RunConfig
 from pretrax.observe.progress import Progress
 from pretrax.run.compiled_step import LoadStep, Step, compile_step
+from pretrax.run.result import OnStep, Result
 from pretrax.run.rollback import roll_back
 from pretrax.run.saving import save, wait_until_saved
 from pretrax.run.session import Session, open_session
-from pretrax.run.setup import Run
-from pretrax.train.step import TrainState
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """How a run ended."""
-
-    run: Run
-    state: TrainState
-    metrics: dict[str, float]  # of the last step that was logged
-    validation: dict[str, float]  # of the last evaluation
-    stopped: str | None  # why the run stopped early; None: all steps are done
 
 
 def train(
@@ -38,6 +25,7 @@ def train(
     verbose: bool = False,
     progress: Progress | None = None,
     compiled: LoadStep | None = None,
+    on_step: OnStep | None = None,
 ) -> Result:
     """Trains a run, or resumes it from its newest checkpoint.
 
@@ -46,6 +34,7 @@ def train(
         verbose: show the whole start-up report, not only its essential lines.
         progress: where reports are shown (default: the terminal).
         compiled: loads a step that was compiled before (`pretrax.plan.saved`).
+        on_step: see `StepMetrics`.
 
     Raises:
         UserError: the configuration does not fit the data, the devices or the existing run; another
@@ -54,7 +43,7 @@ def train(
     """
     progress = progress or Progress()
     with open_session(config, allow_changes, verbose, progress) as session:
-        loop, first = _Loop(session), int(session.start.state.step)
+        loop, first, session.metrics.on_step = _Loop(session), int(session.start.state.step), on_step
         if first >= config.steps:
             session.report(f'all {config.steps} steps are done; to train more, use a larger steps=')
         else:
@@ -163,4 +152,4 @@ class _Loop:
     def result(self) -> Result:
         """How the run ended."""
         stopped = self.requests.why if int(self.state.step) < self.run.steps else None
-        return Result(self.run, self.state, self.metrics.last, self.validation, stopped)
+        return Result(self.run, self.state, stopped)

@@ -21,6 +21,7 @@ from pretrax.run.noise_scale import NoiseScale
 from pretrax.run.out_of_memory import explaining_full_memory
 from pretrax.run.processes import is_first_process
 from pretrax.run.recorded_program import record_program
+from pretrax.run.result import OnStep
 from pretrax.run.run_log import RunLog, ending
 from pretrax.run.seen_batch import show_batch
 from pretrax.run.setup import Run
@@ -41,7 +42,7 @@ class StepMetrics:
         log: what the run writes; None in all processes but the first.
 
     Attributes:
-        last: the newest metrics that were logged.
+        on_step: is called after each step with its number and its metrics, while the device computes the next step.
         skipped_in_a_row: the number of steps skipped in a row, up to the newest step that was read or restored.
         tokens: tokens of all steps up to that one.
         without_targets: the number of steps up to that one that had nothing to learn.
@@ -57,7 +58,7 @@ class StepMetrics:
         report: Report,
     ):
         self.clock = clock
-        self.last: dict[str, float] = {}
+        self.on_step: OnStep | None = None
         self.skipped_in_a_row = int(start.state.skipped_in_a_row)
         self.tokens, self.without_targets = _tokens_of(run, start), start.description.get('steps_without_targets', 0)
         self._run, self._log, self._progress, self._report = run, log, progress, report
@@ -120,9 +121,14 @@ class StepMetrics:
                 f'WARNING: step {number} was skipped: its gradient is not finite, or its loss is a spike; {tokens}'
             )
         every = run.log.every
-        if (every and number % every == 0) or number in (1, run.steps) or self._is_after_rollback:
-            self._log_step(number, jax.device_get(metrics))
+        is_logged = (every and number % every == 0) or number in (1, run.steps) or self._is_after_rollback
         self._is_after_rollback = False
+        if is_logged or self.on_step is not None:
+            values = self._measured(number, jax.device_get(metrics))
+            if is_logged:
+                self._log_step(number, values)
+            if self.on_step is not None:
+                self.on_step(number, values)
         statistics = self._statistics.read(number)
         if statistics and self._log is not None and not is_empty:
             self._log.write_statistics(number, statistics)
@@ -190,30 +196,31 @@ class StepMetrics:
         if self._log is not None:
             self._log.rewind(start.step)
 
-    def _log_step(self, number: int, metrics: dict[str, Any]) -> None:
-        run = self._run
+    def _measured(self, number: int, metrics: dict[str, Any]) -> dict[str, Any]:
+        """The metrics of one step, without those that several steps have in common, such as the speed."""
         values = without_empty_means({name: float(value) for name, value in metrics.items()})
-        tokens_per_second = self.clock.lap() * run.size.tokens
-        per_token = run.source.bytes_per_token
+        per_token = self._run.source.bytes_per_token
         nll = values.get('nll' if 'nll' in metrics else 'loss')
-        self.last = {
+        return {
             'step': number,
             'tokens': self.tokens,
             'batch': number - 1 + self._batches_ahead,
             **values,
             'skipped_steps': int(values['skipped_steps']) - self.without_targets,
             'steps_without_targets': self.without_targets,
-            'goodput': self.clock.goodput(),
             **({'bits_per_byte': bits_per_byte(nll, per_token)} if per_token and nll is not None else {}),
-            'tokens_per_second': tokens_per_second,
-            **self._utilization(tokens_per_second),
-            **memory_in_use(),
         }
-        self.last.setdefault('mfu', None)  # type: ignore[arg-type]  # the column is always there
+
+    def _log_step(self, number: int, values: dict[str, Any]) -> None:
+        tokens_per_second = self.clock.lap() * self._run.size.tokens
+        utilization = {'mfu': None, **self._utilization(tokens_per_second)}  # the column is always there
         if not math.isfinite(values.get('loss', 0.0)):
-            skipped = self.last['skipped_steps']
+            skipped = values['skipped_steps']
             self._report(f'step {number}: the loss is {values["loss"]}; {skipped} steps skipped so far')
-        self.write(self.last)
+        goodput = self.clock.goodput()
+        self.write(
+            {**values, 'goodput': goodput, 'tokens_per_second': tokens_per_second, **utilization, **memory_in_use()}
+        )
 
     def _utilization(self, tokens_per_second: float) -> dict[str, float]:
         """The MFU of the newest steps. Warns if the devices seem to be faster than their peak."""

@@ -38,9 +38,10 @@ class Requests:
     """Requests to stop or to save, from signals and from a time limit.
 
     The first SIGINT, SIGTERM or SIGHUP (a closed terminal) saves and stops; another SIGINT or SIGTERM, more than a
-    second later, ends the process at once. Signals within that second are copies of the first: `uv run`, `timeout` and
-    Slurm forward signals that the whole process group has received. Before `begin` there is nothing to save, and the
-    first one ends the process. SIGUSR1 saves and continues. `nohup` ignores SIGHUP, and so does this.
+    second later, ends the process at once; in a notebook, it raises KeyboardInterrupt. Signals within that second are
+    copies of the first: `uv run`, `timeout` and Slurm forward signals that the whole process group has received. Before
+    `begin` there is nothing to save, and the first one ends the process. SIGUSR1 saves and continues. `nohup` ignores
+    SIGHUP, and so does this.
 
     Args:
         minutes: the time limit; None or 0: none.
@@ -126,6 +127,8 @@ class Requests:
             if jax.process_count() > 1:
                 signal.raise_signal(signal.SIGTERM)  # JAX passes it on to all processes
         elif time.monotonic() - self._signalled > 1 and number != signal.SIGHUP:
+            if hasattr(sys, 'ps1'):  # a notebook, whose variables the end of the process would lose
+                raise KeyboardInterrupt
             os._exit(128 + number)
 
     def _asked_to_save(self, number: int, frame: Any) -> None:

@@ -1,9 +1,7 @@
 """Evaluates the models of runs, checkpoints and Hugging Face directories on tasks, one after another."""
 
-import contextlib
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -85,11 +83,12 @@ def evaluate_with_harness(
 def models_at(path: str, reading: Reading, all_checkpoints: bool) -> Iterator[tuple[str, LanguageModel]]:
     """(name, model) of a run, a checkpoint or a Hugging Face directory, or of all checkpoints of a run."""
     from pretrax.checkpoint import is_checkpoint, steps_in
+    from pretrax.weights.imported import run_of
     from pretrax.weights.trained import open_trained
 
-    with _imported(path) as run_path:
+    with run_of(path) as run_path:
         trained = open_trained(run_path, dtype=reading.dtype)
-        run_name = Path(path).name if run_path != path else trained.run_dir.name
+        run_name = trained.run_dir.name
         steps = [trained.step]
         if all_checkpoints:
             if is_checkpoint(locate(run_path)):
@@ -177,20 +176,6 @@ def _evaluated_steps(run_dir: AnyPath, tasks: Sequence[Task]) -> set[int]:
     return {
         one['step'] for one in read_metrics(path, _report) if names <= {key.split('/')[1] for key in one if '/' in key}
     }
-
-
-@contextlib.contextmanager
-def _imported(path: str) -> Iterator[str]:
-    """The run of a path: itself, or for a Hugging Face directory a temporary run, for this command only."""
-    place = locate(path)
-    if not (place / 'config.json').is_file() or (place / 'checkpoints').exists():
-        yield path
-        return
-    from pretrax.weights.imported import import_checkpoint
-
-    with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(sys.stderr):
-        import_checkpoint(path, f'{directory}/{place.name or "model"}')
-        yield f'{directory}/{place.name or "model"}'
 
 
 def _report(text: str) -> None:

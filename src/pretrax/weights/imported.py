@@ -1,10 +1,14 @@
 """A Hugging Face checkpoint written as a run of pretrax. One tensor at a time is in memory."""
 
+import contextlib
 import functools
 import itertools
 import pathlib
 import re
 import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -20,18 +24,19 @@ from pretrax.huggingface.model import GENERATION, KEPT, SETTINGS, SPECIAL, TOKEN
 from pretrax.model.option_names import nest
 from pretrax.run.devices import available_devices
 from pretrax.run.setup import prepare
-from pretrax.storage import AnyPath, locate
+from pretrax.storage import AnyPath, locate, locate_run
 from pretrax.storage.staging import written_directory
 from pretrax.system.trusted import copy_file
 from pretrax.weights.origin import shapes_of
+from pretrax.weights.saved import HF
 
 LONGEST = 1024  # tokens of a sequence of a run that continues, unless the model allows fewer
 
 
 def import_checkpoint(
     place: str, out: str | None, begin_of_text: bool | str | None = None, allow_not_finite: bool = False
-) -> None:
-    """Writes the run and prints what is in it.
+) -> tuple[AnyPath, int]:
+    """Writes the run and prints notes on its files. Returns its directory and its number of parameters.
 
     Args:
         place: a directory, or org/name[@revision] on the hub.
@@ -57,10 +62,24 @@ def import_checkpoint(
             if new:  # so that the next attempt finds no partial run
                 shutil.rmtree(local, ignore_errors=True)
             raise
-    print(f'imported {count:,} parameters into {directory}')
-    print(
-        f'try: pretrax generate {directory}; init_from: {directory} in a configuration; pretrax export {directory} DIR'
-    )
+    return directory, count
+
+
+@contextlib.contextmanager
+def run_of(place: str) -> Iterator[str]:
+    """The run of a path: itself, or of a Hugging Face checkpoint (a directory, or hf:DIR_OR_ID) a temporary run."""
+    if not place.startswith(HF):
+        directory = locate_run(place)
+        if not (directory / 'config.json').is_file() or (directory / 'checkpoints').exists():
+            yield place
+            return
+        place = str(directory)
+    place = place.removeprefix(HF)
+    with tempfile.TemporaryDirectory() as temporary:
+        run_dir = f'{temporary}/{_name(place)}'
+        with contextlib.redirect_stdout(sys.stderr):
+            import_checkpoint(place, run_dir)
+        yield run_dir
 
 
 def _write(

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from pretrax.errors import UserError
 from pretrax.infer.answers import Asked, Speed, encode_prompt, write
 from pretrax.infer.request import Request
-from pretrax.infer.sampling_settings import SETTINGS, Sampling, Setting
+from pretrax.infer.sampling_settings import FIELDS, SETTINGS, Sampling
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.locate import write_whole
 from pretrax.system.locks import lock
@@ -46,23 +46,6 @@ class Line:
     fields: dict[str, Any]
     wanted: Wanted
     seeded: bool
-
-
-_COUNT = Setting('', '', ge=1, kind=int)
-
-
-def _is_stop(value: Any) -> bool:
-    texts = value if isinstance(value, list) else [value]
-    return all(isinstance(text, str) and text for text in texts)
-
-
-# Fields of a line that change its answer: what is expected, and whether a value is that.
-FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    'max_tokens': ('a number of tokens, 1 or more', _COUNT.accepts),
-    **{name: (setting.expected, setting.accepts) for name, setting in SETTINGS.items()},
-    'n': ('a number of answers, 1 or more', _COUNT.accepts),
-    'stop': ('a string that is not empty, or a list of them', _is_stop),
-}
 
 
 def answer_file(load: Callable[[], LoadedModel], prompts: str, out: str, wanted: Wanted, slots: int | None) -> None:

@@ -1,0 +1,117 @@
+"""How a run ended, for Python: what it measured, and a summary of five lines."""
+
+import contextlib
+import dataclasses
+import functools
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pretrax.amounts import prefixed
+from pretrax.observe.metrics import is_metrics, restored
+from pretrax.observe.progress import is_evaluation
+from pretrax.run.setup import Run
+from pretrax.storage.parts import open_joined
+from pretrax.storage.working_directory import working_directory
+from pretrax.system.line_files import read_lines
+from pretrax.train.step import TrainState
+from pretrax.view.record.columns import Columns, parse_columns
+from pretrax.view.record.verdict import verdict_of
+
+METRICS = 'metrics.jsonl'
+
+
+type OnStep = Callable[[int, dict[str, float]], object]  # number of the step, metrics
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Result:
+    """How a run ended. It prints in five lines.
+
+    Attributes:
+        run: the run on its devices, with its configuration `config` and its directory `run_dir`.
+        state: the state after the last step, on the mesh of the run. `state.weights` are f32.
+        stopped: why it stopped early, such as 'signal' or 'time limit'; None: all steps are done.
+    """
+
+    run: Run
+    state: TrainState
+    stopped: str | None
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The metrics of the last step that was logged, with their units on the page of metrics; {} if none was."""
+        return self._newest[False]
+
+    @property
+    def validation(self) -> dict[str, Any]:
+        """The metrics of the last evaluation, such as `val_loss` in nats per token; {} if there was none."""
+        return self._newest[True]
+
+    @functools.cached_property
+    def history(self) -> dict[str, np.ndarray]:
+        """The metrics of the whole run, also of earlier processes, by name: arrays of the same length, in the order of
+        the steps. A `pandas.DataFrame` takes them as they are.
+
+        `step` is int64. All others are float64, and NaN at the steps that did not measure them; `time` is in seconds
+        since 1970.
+        """
+        columns = self._columns
+        steps, rows = np.unique(columns.steps, return_inverse=True)
+
+        def column(lines: np.ndarray, values: np.ndarray) -> np.ndarray:
+            found = np.full(len(steps), np.nan)
+            found[rows[lines]] = values
+            return found
+
+        times = column(np.arange(len(rows)), columns.times)
+        return {'step': steps, 'time': times} | {key: column(one.lines, one.values) for key, one in columns.items()}
+
+    @property
+    def verdict(self) -> str:
+        """What is wrong with the losses, such as 'diverged: ...'; '' if nothing is, or too little is known."""
+        return verdict_of(self._columns)
+
+    @functools.cached_property
+    def _columns(self) -> Columns:
+        return parse_columns(self._content)
+
+    @functools.cached_property
+    def _newest(self) -> dict[bool, dict[str, Any]]:
+        """The newest metrics of an evaluation (True) and of a step, without their times."""
+        found: dict[bool, dict[str, Any]] = {True: {}, False: {}}
+        for line in read_lines(io.BytesIO(self._content), is_metrics):
+            if line.record is not None and (is_evaluation(line.record) or 'tokens_per_second' in line.record):
+                found[is_evaluation(line.record)] = restored(line.record)
+        return {kind: {key: value for key, value in each.items() if key != 'time'} for kind, each in found.items()}
+
+    @functools.cached_property
+    def _content(self) -> bytes:
+        """The content of `metrics.jsonl`; b'' if it is gone."""
+        run_dir = self.run.run_dir
+        here = working_directory(run_dir) / METRICS
+        with contextlib.suppress(FileNotFoundError), open_joined(here if here.is_file() else run_dir / METRICS) as file:
+            return file.read()
+        return b''
+
+    def __repr__(self) -> str:
+        run, metrics = self.run, self.metrics | self.validation
+        bits = metrics.get('val_bits_per_byte', metrics.get('bits_per_byte'))
+        losses = [f'{name} {metrics[key]:.4f}' for name, key in _LOSSES.items() if metrics.get(key) is not None]
+        speed = f'{prefixed(metrics["tokens_per_second"], space="")} tokens/s' if self.metrics else 'not measured'
+        mfu = f', MFU {100 * metrics["mfu"]:.1f}%' if metrics.get('mfu') is not None else ''
+        page = 'report.html' if (working_directory(run.run_dir) / 'report.html').is_file() else METRICS
+        return '\n'.join(
+            [
+                f'run: {run.run_dir}, {self.stopped or "done"} at step {int(self.state.step):,} of {run.steps:,}',
+                f'verdict: {self.verdict or "nothing wrong with the losses"}',
+                ', '.join(losses or ['loss: not measured']) + (f', {bits:.3f} bits per byte' if bits else ''),
+                f'speed: {speed}{mfu}',
+                f'next: result.history, pretrax.load(result), {run.run_dir / page}',
+            ]
+        )
+
+
+_LOSSES = {'loss': 'loss', 'validation loss': 'val_loss'}
