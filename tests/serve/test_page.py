@@ -536,6 +536,90 @@ def test_a_model_is_asked_for_as_many_tokens_as_fit(mode, words, settings, most,
         expect(page.locator('#facts-of-answer')).to_contain_text(f'after the last {read} tokens')
 
 
+@pytest.mark.parametrize('mode', ['base', 'chat'])
+def test_an_empty_page_offers_what_to_begin_with(mode, request):
+    stub, page = request.getfixturevalue(mode)
+    box = text_of(page) if mode == 'base' else page.get_by_role('textbox', name='Message')
+    example = page.locator('.example').first
+    words = example.inner_text()
+    example.click()
+    assert box.input_value().startswith(words)
+    assert stub.asked == []  # it can be changed before it is sent
+    page.keyboard.press('Control+Enter')
+    expect(page.get_by_text('token limit')).to_be_visible()
+    assert words in json.dumps(stub.asked[-1])
+    expect(page.locator('.example:visible')).to_have_count(0)
+
+
+def test_an_answer_of_a_chat_is_continued(chat):
+    stub, page = chat
+    ask(page, 'Hello')
+    stub.answers = [[',', ' Ann']]
+    button(page, 'Continue').click()
+    expect(page.locator('.by-model .facts')).to_have_text(re.compile(r'^4 tokens \u00b7 .*token limit'))
+    assert messages(page) == ['Hello', 'Good morning, Ann']
+    assert page.locator('.by-model .token').all_text_contents() == ['Good', ' morning', ',', ' Ann']
+    asked = stub.asked[-1]
+    assert asked['messages'][-1] == {'role': 'assistant', 'content': 'Good morning'}
+    assert (asked['continue_final_message'], asked['add_generation_prompt']) == (True, False)
+    expect(page.get_by_role('group', name='Versions of this message')).to_have_count(0)
+
+    stub.answers = [[' day']]  # another token in place of one that was written
+    page.locator('.token').nth(1).click()
+    page.get_by_role('dialog', name='Choose another token').get_by_text('\u2423dog').click()
+    expect(page.locator('.by-model .words')).to_have_text('Good dog day')
+    assert stub.asked[-1]['messages'][-1]['content'] == 'Good dog'
+    expect(page.get_by_role('group', name='Versions of this message')).to_contain_text('2 of 2')
+
+
+def test_texts_and_answers_are_copied(serve, visit):
+    visit.context.grant_permissions(['clipboard-read', 'clipboard-write'])
+    page = visit.open(serve(Stub(chat=True)))
+    ask(page, 'Hello')
+    button(page, 'Copy').last.click()
+    expect(button(page, 'Copied')).to_be_visible()
+    assert page.evaluate('navigator.clipboard.readText()') == ' and they lived happily'
+    page.get_by_text('Text', exact=True).click()
+    write(page, 'Once')
+    page.evaluate(
+        'Object.defineProperty(navigator, "clipboard", { value: undefined })'
+    )  # as over http from another machine
+    button(page, 'Copy').click()
+    expect(button(page, 'Copied')).to_be_visible()
+    text_of(page).press('Control+a')
+    page.keyboard.press('Control+v')
+    expect(text_of(page)).to_have_value('Once and they lived happily')
+
+
+def test_programs_are_monospaced_and_prose_is_not(chat):
+    stub, page = chat
+    stub.answers = [['So', ':', '\n\n', '``', '`', 'py', '\nx', ' = 1', '\n```', '\n\n', 'Done', '.']]
+    ask(page, 'How?')
+    assert page.locator('.fenced').all_text_contents() == ['```py\nx = 1\n```\n\n']
+    font = 'one => getComputedStyle(one).fontFamily.includes("monospace")'
+    assert page.locator('.by-model .token').evaluate_all(f'all => all.map({font})') == [
+        *[False] * 3,
+        *[True] * 7,
+        *[False] * 2,
+    ]
+    page.get_by_text('Text', exact=True).click()
+    for words, is_code in {
+        'def f(': True,
+        'class A:\n    pass': True,
+        'import os\n\nfor x in y:': True,
+        'int main() {\n  return 0;\n}': True,
+        'Once upon a time\nthere was a cat.': False,
+        'The class was over.': False,
+        'def': True,
+        'Return to me.\nFor ever, if you can:': False,
+    }.items():
+        text_of(page).fill(words)
+        assert text_of(page).evaluate(font) == is_code, words
+    button(page, 'Settings').click()
+    page.get_by_label('Font').select_option('mono')
+    assert text_of(page).evaluate(font)
+
+
 def test_a_chat_that_fills_the_positions_is_refused_with_the_words_of_the_server(serve, careless_visit):
     page = careless_visit.open(serve(Stub(chat=True, max_length=256)))
     page.get_by_role('textbox', name='Message').fill('x' * 300)
@@ -558,8 +642,9 @@ def test_dark_and_small_screens(mode, request):
     assert page.evaluate(ground) == light
 
     wide = 'document.documentElement.scrollWidth > document.documentElement.clientWidth'
-    page.set_viewport_size({'width': 320, 'height': 600})
-    assert not page.evaluate(wide)
+    for width in (1400, 768, 390, 320):
+        page.set_viewport_size({'width': width, 'height': 600})
+        assert not page.evaluate(wide), width
     button(page, 'Compare').click()
     assert not page.evaluate(wide)
     expect(page.get_by_label('Server')).to_be_visible()

@@ -38,6 +38,8 @@ function growAt(item, shown) {
       const element = document.createElement('span');
       element.className = `token level-${level(Math.exp(logprob))}`;
       element.textContent = item.text.slice(start, end);
+      const isEdge = fences.some(([from, to]) => end === from || (start < to && end >= to)); // a block has lines of its own
+      if (isEdge && !element.textContent.trim()) element.classList.add('edge');
       tokens.set(element, [item, shown.tokens]);
       parent(shown, start).append(element);
     }
