@@ -9,13 +9,14 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-SETTINGS = '{"max_tokens": "110", "seed": "2", "temperature": "0.6", "top_k": "40", "monospaced": true}'
+SETTINGS = '{"max_tokens": "110", "seed": "2", "temperature": "0.6", "top_k": "40"}'
 
 
 def write(page: Page, text: str) -> None:
     page.locator('#text').fill(text)
     page.keyboard.press('Control+Enter')
-    page.locator('#facts-of-answer').filter(has_text='tokens').wait_for()
+    page.locator('#facts-of-answer').filter(has_text='token limit').wait_for()
+    page.locator('#stop').wait_for(state='hidden')
     page.mouse.move(0, 0)
     page.evaluate('scrollTo(0, 0)')
 
