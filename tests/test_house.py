@@ -105,11 +105,11 @@ NAMED_MODULE = re.compile(r'(pretrax(?:\.\w+)+)(?::\w+)?')
 SPINE_LINES, SPINE_MODULES = 896, 35
 # The functions from `run/loop.train` on that hold the whole configuration, and how often a reader returns to a module
 # that it left.
-STAYS, RETURNS = 15, 2
+STAYS, RETURNS = 18, 4
 # How many files of the source name an option of the decoder, by its last part: the median of all options.
 FILES_PER_OPTION = 9
 # All lines of the Python source. Only a new feature raises it, by what it needs; the aim is 70,000.
-SOURCE_LINES = 79_132
+SOURCE_LINES = 79_615
 # Functions with more than 7 parameters; functions of more than 60 lines; calls with more than 6 arguments by position.
 # They only go down, to none.
 LONG_SIGNATURES, LONG_FUNCTIONS, LONG_CALLS = 19, 12, 27
@@ -211,6 +211,7 @@ TESTED_BY = {
     'run/test_noise_scale.py': 'run/logged_program',
     'run/test_program_cache.py': 'jax_compat system/cache run/compiled_step',
     'run/test_rollback.py': 'run/session',
+    'launch/test_start_check.py': 'doctor/start_check system/target',
     'run/test_seen_batch.py': 'cli/data/show',
     'weights/test_warm_start.py': 'weights/trained',
     'hlo/test_program.py': 'hlo/work',

@@ -36,7 +36,7 @@ def call(capsys, *arguments, code=0):
         main(['launch', *arguments])
     out, err = capsys.readouterr()
     assert (ended.value.code or 0) == code, out + err
-    return out + err
+    return out + err if code else out
 
 
 def dry(capsys, config, *arguments):
@@ -98,6 +98,14 @@ def test_a_slice_has_the_hosts_that_google_says(config, capsys, name, topology, 
         (['--volume', 'claim:data'], 'an absolute path'),
         (['--kind', 'deployment'], 'expected jobset or job'),
         (['--memory', '64GB'], 'expected a quantity'),
+        (['--label', 'team'], '--label team: expected NAME=VALUE'),
+        (['--label', 'team=a b'], 'the value of a label has at most 63'),
+        (['--label', 'pretrax/run=x'], 'pretrax sets pretrax/run itself'),
+        (['--node-label', 'a/b/c=x'], '--node-label a/b/c=x: expected a key'),
+        (['--annotation', '-x=1'], '--annotation -x=1: expected a key'),
+        (['--resource', 'rdma/ib=all'], '--resource rdma/ib all: expected a quantity'),
+        (['--resource', 'gpu=1'], 'expected a name such as rdma/ib'),
+        (['--resource', 'nvidia.com/gpu=8'], 'has an option of its own: --gpus-per-node'),
         (['--image', ' '], '--image: expected the name of an image'),
         (['processes.index=1'], 'the launcher sets processes.index'),
         (['--nods', '2'], 'has no option --nods'),

@@ -12,7 +12,8 @@ from kubernetes_cluster import check_object
 from launched import BASE
 from pretrax.config import load
 from pretrax.errors import UserError
-from pretrax.launch.manifests import Pods, as_yaml, check_quantity, manifests, object_name
+from pretrax.launch.manifests import Pods, as_yaml, manifests, object_name
+from pretrax.launch.options import check_quantity
 from pretrax.launch.shipped import CONFIG, check_variables, shipped
 
 PLAIN = Pods(
@@ -22,6 +23,8 @@ FULL = dataclasses.replace(
     PLAIN, namespace='team', volume=('data:/data', 'data:/more', 'cache:/cache'), secret=('wandb',),
     env=('NCCL_DEBUG=WARN', 'EMPTY='), node_label=('pool=h100',), service_account='trainer',
     priority_class='high', queue='team-queue', cpu='8', memory='64Gi', words=('--check',),
+    label=('team=a.b', 'example.com/empty='), annotation=('k8s.v1.cni.cncf.io/networks=[{"name": "ib"}]',),
+    resource=('rdma/ib=1', 'hugepages-2Mi=4Gi'), capability=('IPC_LOCK',), host_network=True,
 )  # fmt: skip
 TPU = dataclasses.replace(PLAIN, gpus=0, nodes=16, slices=2, accelerator=('v5p', '4x4x4', 4))
 ALL = {
@@ -47,6 +50,27 @@ def test_the_schemas_of_kubernetes_and_jobset_accept_every_object(name):
     for one in objects:
         check_object(one)
     assert list(yaml.safe_load_all(as_yaml(objects))) == objects  # what is printed is what is checked
+
+
+@pytest.mark.parametrize('kind', ['jobset', 'job'])
+def test_pods_that_use_rdma_need_no_edits(kind):
+    pods = dataclasses.replace(FULL, kind=kind)
+    job = (
+        the('Job', pods)['spec']
+        if kind == 'job'
+        else the('JobSet', pods)['spec']['replicatedJobs'][0]['template']['spec']
+    )
+    metadata, spec = job['template']['metadata'], job['template']['spec']
+    assert metadata['annotations'] == {'k8s.v1.cni.cncf.io/networks': '[{"name": "ib"}]'}
+    assert metadata['labels'].items() >= {'team': 'a.b', 'example.com/empty': '', 'pretrax/run': 'base'}.items()
+    assert (spec['hostNetwork'], spec['dnsPolicy']) == (True, 'ClusterFirstWithHostNet')
+    [container] = spec['containers']
+    more = {'rdma/ib': '1', 'hugepages-2Mi': '4Gi', 'nvidia.com/gpu': 8}
+    assert container['resources'] == {'limits': more, 'requests': more | {'cpu': '8', 'memory': '64Gi'}}
+    assert container['securityContext']['capabilities'] == {'add': ['IPC_LOCK']}
+    plain = template(dataclasses.replace(PLAIN, kind=kind))
+    assert not {'hostNetwork', 'dnsPolicy'} & set(plain)
+    assert 'capabilities' not in plain['containers'][0]['securityContext']
 
 
 @pytest.mark.parametrize('kind', ['jobset', 'job'])
@@ -139,8 +163,8 @@ def test_what_is_asked_is_in_the_pod():
     assert spec['priorityClassName'] == 'high'
     assert spec['nodeSelector'] == {'pool': 'h100'}
     assert container['envFrom'] == [{'secretRef': {'name': 'wandb'}}]
-    assert container['resources']['limits'] == {'nvidia.com/gpu': 8}
-    assert container['resources']['requests'] == {'nvidia.com/gpu': 8, 'cpu': '8', 'memory': '64Gi'}
+    assert container['resources']['limits'] == {'nvidia.com/gpu': 8, 'rdma/ib': '1', 'hugepages-2Mi': '4Gi'}
+    assert container['resources']['requests'].items() >= {'nvidia.com/gpu': 8, 'cpu': '8', 'memory': '64Gi'}.items()
     mounted = {one['mountPath']: one['name'] for one in container['volumeMounts']}
     claims = {
         one['name']: one['persistentVolumeClaim']['claimName']

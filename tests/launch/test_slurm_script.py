@@ -1,6 +1,7 @@
 """The scripts for `sbatch`: what they ask for, and what their bodies do with exit codes and signals, run by bash."""
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -267,6 +268,11 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path, monkeypatch, c
         (['--time', 'tomorrow'], '--time tomorrow: expected a time limit'),
         (['--out', 'sweeps/a'], '--out and --at-once belong to a sweep'),
         (['processes.index=0'], 'the launcher sets processes.index'),
+        (['precision.compute=fp16'], 'asks for no GPUs, and precision.compute=fp16 is for GPUs\ngive --gpus-per-node N; '),
+        (['model.attention.kernel=cudnn'], 'give --gpus-per-node N; to train on CPUs: --gpus-per-node 0'),
+        (['model.attention.kernel=cudnn', '--gpus-per-node', '0'], 'it needs an NVIDIA GPU, not cpu'),
+        (['log.peak_tflops=989'], 'log.peak_tflops=989'),
+        (['compiler.options.xla_gpu_enable_triton_gemm=false'], 'compiler.options.xla_gpu_enable_triton_gemm'),
     ],
 )  # fmt: skip
 def test_mistakes_are_seen_without_slurm(tmp_path, monkeypatch, capsys, words, said):
@@ -275,6 +281,27 @@ def test_mistakes_are_seen_without_slurm(tmp_path, monkeypatch, capsys, words, s
         main(['launch', 'slurm', 'quickstart', '--dry-run', *words])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('answer', 'code', 'shown'),
+    [('2\n', 0, '--gpus-per-node=2\n'), ('0\n', 0, '#SBATCH --exclusive'), ('many\n', 2, 'many is not a number')],
+)
+def test_a_person_is_asked_for_gpus(tmp_path, monkeypatch, capsys, answer, code, shown):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr('sys.stdin', Terminal(answer))
+    monkeypatch.setattr('sys.stderr', error := Terminal())
+    with pytest.raises(SystemExit) as ended:
+        main(['launch', 'slurm', 'quickstart', 'precision.compute=fp16', '--dry-run'])
+    assert ended.value.code == code
+    assert 'GPUs of each node (0: train on CPUs): ' in error.getvalue()
+    script = capsys.readouterr().out
+    assert shown in script + error.getvalue()
+    assert ('gpus-per-node' in script) == (answer == '2\n')
 
 
 def test_a_machine_without_slurm_says_so(tmp_path, monkeypatch, capsys):

@@ -63,7 +63,7 @@ def call(capsys, *arguments, code=0):
         main(['launch', *arguments])
     out, err = capsys.readouterr()
     assert (ended.value.code or 0) == code, out + err
-    return out + err
+    return out + err if code else out
 
 
 def calls(home):

@@ -82,7 +82,7 @@ def test_dry_run_of_a_run_with_checkpoints(small, tmp_path):
 
 def test_dry_run_fails_if_train_would(small, tmp_path):
     (tmp_path / 'file').write_text('')
-    with pytest.raises(UserError, match=r'file/run cannot be written: .*/file is a file'):
+    with pytest.raises(UserError, match=r'file/run cannot be used: .*/file is a file'):
         said_by(small | {'run_dir': str(tmp_path / 'file' / 'run')})
     with lock_run(tmp_path / 'run'), pytest.raises(UserError, match='is being trained by process'):
         said_by(small)

@@ -1,7 +1,9 @@
 """Arguments and options that several verbs take."""
 
 import dataclasses
+import functools
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretrax.errors import UserError
+from pretrax.option import option
 
 if TYPE_CHECKING:
     from pretrax.config import RunConfig
+    from pretrax.system.target import Target
 
 ConfigFile = Annotated[
     str, typer.Argument(metavar='CONFIG', help='A YAML file, or the name of a packaged configuration: quickstart.')
@@ -47,6 +51,23 @@ class Configuration:
     def flags(self, *names: str) -> list[str]:
         """The words of a command line for the options of these names that are given: ['--dry-run'] of 'dry_run'."""
         return [f'--{name.replace("_", "-")}' for name in names if getattr(self, name)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launch(Configuration):
+    """What the engines of `pretrax launch` have in common."""
+
+    dry_run: bool = option('Print what would be started or submitted, and do nothing.', default=False)
+    unchecked: bool = option('Launch without checking here that the run would start.', default=False)
+    allow_changes: AllowChanges = False
+
+    def check_start(self, target: 'Target') -> None:
+        """Raises UserError if the run would not start on the machines of the target. Warnings go to standard error."""
+        from pretrax.launch.start_check import check_start
+
+        if not self.unchecked:
+            say = functools.partial(print, file=sys.stderr, flush=True)
+            check_start(self.words, target, self.allow_changes, say)
 
 
 RunOrCheckpoint = Annotated[

@@ -105,11 +105,15 @@ class Topology:
         return 'tpu' if self.version in _TPUS else 'cuda'
 
     @property
+    def kind(self) -> str:
+        """`device_kind` of its devices."""
+        return _TPUS[self.version][0] if self.platform == 'tpu' else _GPUS[self.version].kind
+
+    @property
     def device(self) -> Device:
         """Its row in the device table."""
-        kind = _TPUS[self.version][0] if self.platform == 'tpu' else _GPUS[self.version].kind
-        found = lookup(kind)
-        assert found is not None, kind
+        found = lookup(self.kind)
+        assert found is not None, self.kind
         return found
 
     @property

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from pretrax.data.batches.mixture import Member, Mixture, open_mixture
@@ -11,9 +12,9 @@ from pretrax.data.batches.token_source import TokenSource, open_stores, open_tok
 from pretrax.data.chat.templates import read_chat_template
 from pretrax.data.corpus.conversations import Conversations
 from pretrax.data.corpus.corpus import Corpus
-from pretrax.data.corpus.files import TextFile
-from pretrax.data.corpus.hugging_face import HuggingFaceDataset, find_dataset
-from pretrax.data.corpus.listing import Listing
+from pretrax.data.corpus.files import TextFile, nearest
+from pretrax.data.corpus.hugging_face import HuggingFaceDataset, check_library, find_dataset
+from pretrax.data.corpus.listing import Listing, check_files
 from pretrax.data.corpus.selection import Selection
 from pretrax.data.corpus.stdlib import add_stdlib, stdlib_rule
 from pretrax.data.options import (
@@ -48,10 +49,41 @@ def open_text(request: DataRequest, *, options: DataOptions) -> TokenSource | Mi
         return _open_tokens(options, request)
     if isinstance(options, StreamOptions):
         return _open_stream(options, request)
-    return _open_text(options, request, find_corpus(options, request.say))
+    return _open_text(options, request)
 
 
-def _open_text(options: TextOptions, request: DataRequest, corpus: Corpus) -> TokenSource:
+def check_text(options: DataOptions) -> int | None:
+    """Checks that the tokenizer can be used, and then that the text or the tokens exist. Reads none of them.
+
+    Returns the number of token ids; None: only the text or the tokens tell.
+
+    Raises UserError as `open_text` does.
+    """
+    if isinstance(options, MixtureOptions):
+        sizes = {check_text(item) for item in options.mixture}
+        return sizes.pop() if len(sizes) == 1 else None
+    tokenizer = None
+    if options.tokenizer is not None:
+        begin = None if isinstance(options, TokenOptions) else options.begin_of_text
+        tokenizer = load_tokenizer(options.tokenizer, begin)
+    if isinstance(options, TokenOptions):
+        for path in map(locate, filter(None, (options.tokens, options.validation_tokens))):
+            if isinstance(path, Path) and not path.exists():
+                raise UserError(f'{path}: no such file or directory\n  {nearest(path)}')
+        return options.vocab_size if tokenizer is None else tokenizer.vocab_size
+    if tokenizer is not None:
+        _check_vocab_size(options, tokenizer.vocab_size, str(options.tokenizer))
+    if isinstance(options, TextOptions):
+        _conversations(options)
+    for spec in options.specs:
+        if spec.startswith(PREFIX):
+            check_library(spec)
+        elif spec != STDLIB:
+            check_files(spec)
+    return options.vocab_size if tokenizer is None else tokenizer.vocab_size
+
+
+def _open_text(options: TextOptions, request: DataRequest, corpus: Corpus | None = None) -> TokenSource:
     directory = tokenize_text(options, request.directory, request.say, corpus=corpus)
     return open_tokens(directory, request, options.packing, _cache(options, request))
 

@@ -15,7 +15,7 @@ from pretrax.config.batch import rows_of
 from pretrax.config.schema import Batch, Distill
 from pretrax.data.batches.sequences import read_sequences
 from pretrax.data.batches.source import HostBatch, Source
-from pretrax.distill.files import TeacherFiles
+from pretrax.distill.files import TeacherFiles, read_description
 from pretrax.distill.hidden_states import HiddenMatch
 from pretrax.distill.student import Distillation, DistilledTransformer, Teacher, fingerprint
 from pretrax.errors import Report, UserError
@@ -75,6 +75,13 @@ class Teaching:
             )
         request = dataclasses.replace(request, vocab_size=ours)
         return DistilledTransformer(request, options=options, teacher=teacher, how=how)
+
+    def check_exists(self) -> None:
+        """Raises UserError if there is no teacher, or no directory that was prepared with one."""
+        if self.section.teacher is not None:
+            stated_options(self.section.teacher, KEY)
+        if self.section.cache is not None:
+            read_description(locate(self.section.cache))
 
     def open_files(self, batch: Batch, vocab_size: int | None, source: Source) -> None:
         """Opens the directory `distill.cache`, if the run has one.

@@ -122,7 +122,8 @@ class Training:
         if self._uses_jobs:
             self.run_dir.mkdir(parents=True, exist_ok=True)  # launch.json is there, and not in runs/NAME
             self._job.begin()
-        command = launch_command(self._launch, file) if self._launch else pretrax_command('train', str(file))
+        launched = [*launch_command(self._launch, file), '--unchecked'] if self._launch else []  # `check_launch` has
+        command = launched or pretrax_command('train', str(file))
         with self._output.open('ab') as output:
             self._begin = output.tell()
             with contextlib.suppress(OSError):  # a file system without locks

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from pretrax.errors import CONFIGURATION, MISTAKE, UserError
+from pretrax.errors import CONFIGURATION, MISTAKE
 from pretrax.launch.options import PodOptions
 from pretrax.launch.shipped import CONFIG, STOPPED, fill_template
 
@@ -79,7 +79,8 @@ def manifests(pods: Pods, files: Mapping[str, str]) -> list[Manifest]:
         selector['cloud.google.com/gke-tpu-topology'] = topology
         devices = {'google.com/tpu': chips}
     requests = {key: value for key, value in (('cpu', pods.cpu), ('memory', pods.memory)) if value}
-    resources = {key: value for key, value in (('requests', requests | devices), ('limits', devices)) if value}
+    amounts: dict[str, int | str] = {**devices, **pods.resources}
+    resources = {key: value for key, value in (('requests', requests | amounts), ('limits', amounts)) if value}
     text = fill_template(
         'kubernetes.yaml',
         pods=pods,
@@ -124,12 +125,6 @@ def _command(pods: Pods) -> list[str]:
         return words
     index = f'export JAX_PROCESS_ID=$((MEGASCALE_SLICE_ID * {pods.nodes} + TPU_WORKER_ID))'
     return ['/bin/sh', '-c', f'{index}; exec "$@"', 'sh', *words]
-
-
-def check_quantity(option: str, text: str | None) -> None:
-    """Raises UserError unless the text is a quantity of Kubernetes."""
-    if text is not None and not re.fullmatch(r'\d+(\.\d+)?(m|[KMGTPE]i?|k)?', text):
-        raise UserError(f'{option} {text}: expected a quantity of Kubernetes, such as 64Gi, 500G or 8')
 
 
 class _Readable(yaml.SafeDumper):

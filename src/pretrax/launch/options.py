@@ -27,6 +27,19 @@ class PodOptions:
     node_label: tuple[str, ...] = option(
         'Label of the nodes that may be used; may be repeated.', default=(), metavar='KEY=VALUE'
     )
+    label: tuple[str, ...] = option('Label of the pods; may be repeated.', default=(), metavar='KEY=VALUE')
+    annotation: tuple[str, ...] = option(
+        'Annotation of the pods, for example of a second network; may be repeated.', default=(), metavar='KEY=VALUE'
+    )
+    resource: tuple[str, ...] = option(
+        'Another resource of each pod, such as rdma/ib=1 or hugepages-2Mi=4Gi; may be repeated.',
+        default=(),
+        metavar='NAME=AMOUNT',
+    )
+    capability: tuple[str, ...] = option(
+        'Linux capability of the containers, such as IPC_LOCK for RDMA; may be repeated.', default=(), metavar='NAME'
+    )
+    host_network: bool = option('Pods use the network of their nodes; one pod of this run on each.', default=False)
     service_account: str | None = option('Service account of the pods, for example to reach a bucket.')
     priority_class: str | None = option('Priority class of the pods.')
     queue: str | None = option('A queue of Kueue, which starts the run.')
@@ -50,7 +63,34 @@ class PodOptions:
     @property
     def node_labels(self) -> list[tuple[str, str]]:
         """Keys and values of labels."""
-        return _pairs('--node-label', self.node_label, '=')
+        return _checked_names('--node-label', self.node_label, _LABEL_VALUE)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the pods."""
+        return dict(_checked_names('--label', self.label, _LABEL_VALUE))
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """Annotations of the pods."""
+        return dict(_checked_names('--annotation', self.annotation))
+
+    @property
+    def resources(self) -> dict[str, str]:
+        """Other resources of each pod: names and amounts."""
+        pairs = _checked_names('--resource', self.resource)
+        for name, amount in pairs:
+            if own := {
+                'cpu': '--cpu',
+                'memory': '--memory',
+                'nvidia.com/gpu': '--gpus-per-node',
+                'google.com/tpu': '--tpu',
+            }.get(name):
+                raise UserError(f'--resource {name}={amount}: this resource has an option of its own: {own}')
+            if '/' not in name and not name.startswith('hugepages-'):
+                raise UserError(f'--resource {name}={amount}: expected a name such as rdma/ib or hugepages-2Mi')
+            check_quantity(f'--resource {name}', amount)
+        return dict(pairs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +140,7 @@ class Resources:
     """What a job asks Slurm for. `sbatch` replaces options of the same name."""
 
     nodes: int = option('Number of nodes; each runs one process.', '-N', default=1, min=1)
-    gpus_per_node: int | None = option('GPUs of each node.', min=1)
+    gpus_per_node: int | None = option('GPUs of each node; 0: train on CPUs.', min=0)
     cpus_per_node: int | None = option('Cores of each node. [default: whole nodes, not shared]', min=1)
     time: str | None = option("Time limit: 24h, 90m, 1-12:00:00. [default: the partition's]", metavar='TIME')
     partition: str | None = option('Partition of the cluster.', '-p', metavar='NAME', show_default=False)
@@ -136,6 +176,32 @@ def minutes_of(text: str) -> int:
     if not seconds:
         raise UserError(f'--time {text}: expected a time limit such as 24h, 90m, 1d12h or 1-12:00:00')
     return -(-seconds // 60)
+
+
+def check_quantity(option: str, text: str | None) -> None:
+    """Raises UserError unless the text is a quantity of Kubernetes."""
+    if text is not None and not re.fullmatch(r'\d+(\.\d+)?(m|[KMGTPE]i?|k)?', text):
+        raise UserError(f'{option} {text}: expected a quantity of Kubernetes, such as 64Gi, 500G or 8')
+
+
+# kubernetes.io/docs/concepts/overview/working-with-objects/labels: names, and values of labels
+_PART = r'[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?'
+_KEY, _LABEL_VALUE = rf'([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_PART}', rf'({_PART})?'
+
+
+def _checked_names(option: str, texts: tuple[str, ...], value: str = '.*') -> list[tuple[str, str]]:
+    """Pairs whose names and values Kubernetes accepts, and pretrax does not set itself."""
+    pairs = _pairs(option, texts, '=')
+    for name, text in pairs:
+        if not re.fullmatch(_KEY, name):
+            raise UserError(f'{option} {name}={text}: expected a key such as team or example.com/team')
+        if not re.fullmatch(value, text, re.DOTALL):
+            raise UserError(
+                f'{option} {name}={text}: the value of a label has at most 63 letters, digits, "-", "_" and "."'
+            )
+        if name.startswith(('pretrax/', 'app.kubernetes.io/managed-by')):
+            raise UserError(f'{option} {name}={text}: pretrax sets {name} itself')
+    return pairs
 
 
 def _pairs(option: str, texts: tuple[str, ...], separator: str) -> list[tuple[str, str]]:

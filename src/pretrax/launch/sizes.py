@@ -8,6 +8,8 @@ from pretrax.errors import UserError
 from pretrax.system.accelerators import gpus_here
 from pretrax.system.cores import usable_cores
 
+_FASTEST_CPU = 50.0  # TFLOP/s of a device: more than processors do
+
 
 def devices_per_process(config: RunConfig, processes: int, wanted: int | None) -> tuple[int, str]:
     """Devices per process, and the reason.
@@ -65,6 +67,19 @@ def misfit(config: RunConfig, devices: int) -> str | None:
     except UserError as error:
         return error.short_text()
     return None
+
+
+def gpu_key(config: RunConfig) -> str | None:
+    """A key of the configuration, with its value, that only makes sense on GPUs; None: there is none."""
+    attention = getattr(config.model.options, 'attention', None)
+    peak = config.log.peak_tflops
+    keys = {
+        'model.attention.kernel=cudnn': getattr(attention, 'kernel', None) == 'cudnn',
+        'precision.compute=fp16': config.precision.compute == 'fp16',
+        f'log.peak_tflops={peak}': peak is not None and peak >= _FASTEST_CPU,
+        **{f'compiler.options.{name}': name.startswith('xla_gpu') for name in config.compiler.options},
+    }
+    return next((key for key, is_one in keys.items() if is_one), None)
 
 
 def restricted_to(devices: int | None) -> dict[str, str]:

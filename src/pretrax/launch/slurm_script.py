@@ -108,7 +108,7 @@ def _resources(resources: Resources) -> dict[str, str | None]:
         'constraint': resources.constraint,
         'nodes': str(resources.nodes),
         'ntasks-per-node': '1',
-        'gpus-per-node': resources.gpus_per_node,
+        'gpus-per-node': resources.gpus_per_node or None,
         'cpus-per-task': resources.cpus_per_node,
         'mem': None if shared else '0',
         'time': resources.minutes and clock_text(resources.minutes),

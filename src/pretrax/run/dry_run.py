@@ -4,12 +4,10 @@ Configuration, data, mesh, model, state and step are made as `train` makes them,
 fail there. Nothing is written in the run directory, no tracker is started, and the run is not locked.
 """
 
-import os
 import pathlib
 import shutil
 import tempfile
 import time
-import uuid
 
 import jax
 
@@ -17,18 +15,16 @@ from pretrax.amounts import size
 from pretrax.config import RunConfig
 from pretrax.cost.memory import memory_of, temporaries_of
 from pretrax.errors import Report, UserError
-from pretrax.observe.trackers import check_trackers
 from pretrax.run.compiled_step import LoadStep, compile_step
 from pretrax.run.contracts import check_behavior
 from pretrax.run.processes import exiting_on_error, join_processes
-from pretrax.run.resume import being_trained, check_init_from, check_unchanged
+from pretrax.run.resume import check_unchanged
 from pretrax.run.setup import Run, prepare_and_report
 from pretrax.run.start import restore_or_start
+from pretrax.run.start_check import check_directory, check_start
 from pretrax.run.validation import Evaluation
-from pretrax.run.watch import stacks_on_timer
-from pretrax.storage import BucketPath, lease
+from pretrax.storage import BucketPath
 from pretrax.storage.working_directory import working_directory
-from pretrax.system.locks import holder_of
 
 
 def dry_run(
@@ -42,16 +38,10 @@ def dry_run(
     """Reports what `train` would do with these arguments, up to its first step. Raises UserError if `train` would."""
     with exiting_on_error(config.faults.heartbeat_seconds):
         join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
-        local = working_directory(config.run_dir)
-        if (holder := holder_of(local)) is not None:
-            raise being_trained(config.run_dir, holder)
-        if isinstance(config.run_dir, BucketPath):
-            _check_bucket(config.run_dir, report)
-        parent = _check_writable(config, local)
-        trackers = check_trackers(config.log.trackers())
+        check_start(config, report, allow_changes=allow_changes)
+        local, trackers = working_directory(config.run_dir), config.log.trackers()
         if trackers:
             report(f'trackers: {" and ".join(trackers)} would be started')
-        check_init_from(config.run_dir, config.model.name, config.start)
         check_unchanged(config, allow_changes, report)
         with tempfile.TemporaryDirectory(prefix='pretrax-dry-run-') as scratch:
             elsewhere = pathlib.Path(scratch)
@@ -59,9 +49,9 @@ def dry_run(
             moved = config.model_copy(update={'run_dir': elsewhere})
             run, _ = prepare_and_report(moved, lambda text: report(text.replace(scratch, '...')), verbose)
             if any(path.is_file() and not path.is_symlink() for path in (elsewhere / 'data').rglob('*')):
-                _check_directory(local, local / 'data')
+                check_directory(local, local / 'data')
             with jax.set_mesh(run.mesh):
-                _start(config, run, allow_changes, report, saved, parent)
+                _start(config, run, allow_changes, report, saved, check_directory(local, local / 'checkpoints'))
 
 
 def _start(
@@ -109,53 +99,6 @@ def _start(
     else:
         outcome = f'the run would start at step {first}'
     report(f'dry run: no problem found; {outcome}. Nothing was written in {config.run_dir}')
-
-
-def _check_bucket(run_dir: BucketPath, report: Report) -> None:
-    """Raises UserError if no object can be written below a run directory. Reports who has the run."""
-    probe = run_dir / f'.probe-{uuid.uuid4().hex}'
-    try:
-        if holder := lease.holder_of(run_dir / lease.FILE):
-            report(f'WARNING: {holder}, or was until it was lost: `train` waits to find out')
-        probe.write_bytes(b'probe')
-        probe.unlink()
-    except OSError as error:
-        raise UserError(f'run_dir: {run_dir} cannot be used: {error.strerror} ({error.filename})') from error
-
-
-def _check_writable(config: RunConfig, run_dir: pathlib.Path) -> pathlib.Path:
-    """The nearest existing parent of the checkpoints. Raises UserError if a file of the run cannot be written."""
-    trackers = {'tb': config.log.tensorboard, 'wandb': config.log.wandb, 'profile': config.log.profile}
-    for name in ('', 'stacks', *(name for name, is_on in trackers.items() if is_on)):
-        _check_directory(run_dir, run_dir / name)
-    with stacks_on_timer(config.faults.stack_trace_to):
-        pass  # they can be written
-    for name in ('lock', 'config.yaml', 'startup.txt', 'metrics.jsonl', 'attempts.jsonl', 'stacks/process-0.txt'):
-        path = run_dir / name
-        if path.is_dir():
-            raise _unwritable(run_dir, path, 'is a directory')
-        if path.exists() and not os.access(path, os.R_OK | os.W_OK):
-            raise _unwritable(run_dir, path, 'is not writable')
-    return _check_directory(run_dir, run_dir / 'checkpoints')
-
-
-def _check_directory(run_dir: pathlib.Path, directory: pathlib.Path) -> pathlib.Path:
-    """The nearest existing parent of a directory. Raises UserError if no file can be created there."""
-    parent = next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists())
-    if not parent.is_dir():
-        raise _unwritable(run_dir, parent, 'is a file')
-    try:
-        tempfile.TemporaryFile(dir=parent).close()  # permissions do not suffice: the disk may be read-only or full
-    except OSError as error:
-        raise _unwritable(run_dir, parent, f'is not writable: {error.strerror}') from error
-    return parent
-
-
-def _unwritable(run_dir: pathlib.Path, path: pathlib.Path, problem: str) -> UserError:
-    return UserError(
-        f'run_dir: {run_dir} cannot be written: {path} {problem}\n'
-        'change its permissions, or use another directory: run_dir=PATH'
-    )
 
 
 def _link_data(data: pathlib.Path, links: pathlib.Path) -> None:

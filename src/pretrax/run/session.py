@@ -11,16 +11,16 @@ from pretrax.config import RunConfig, resolved_yaml
 from pretrax.errors import Report
 from pretrax.observe.profile import profiled
 from pretrax.observe.progress import Progress
-from pretrax.observe.trackers import check_trackers
 from pretrax.run.clock import Clock
 from pretrax.run.compiled_step import Step
 from pretrax.run.contracts import check_behavior, keeping_traceback
 from pretrax.run.directory import RunDirectory, open_directory
 from pretrax.run.processes import exiting_on_error, is_first_process, join_processes
-from pretrax.run.resume import check_init_from, check_unchanged, writable
+from pretrax.run.resume import check_unchanged, writable
 from pretrax.run.saving import open_checkpoints
 from pretrax.run.setup import Run, prepare_and_report
 from pretrax.run.start import Start, restore_or_start
+from pretrax.run.start_check import check_start
 from pretrax.run.step_metrics import StepMetrics, open_log
 from pretrax.run.validation import Evaluation
 from pretrax.run.watch import Requests, Watchdog
@@ -51,9 +51,7 @@ def open_session(config: RunConfig, allow_changes: bool, verbose: bool, progress
     with exiting_on_error(config.faults.heartbeat_seconds):
         join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
         report: Report = progress.message if is_first_process() else lambda text: None
-        if is_first_process():
-            check_trackers(config.log.trackers())
-        check_init_from(config.run_dir, config.model.name, config.start)
+        check_start(config, report, allow_changes=allow_changes)
         with (
             open_directory(config.run_dir, config.faults.lease_seconds, report) as directory,
             keeping_traceback(directory.local),

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from pretrax.config import InitFrom, RunConfig, feature, shown_prompts, written_values
+from pretrax.config import InitFrom, RunConfig, feature, resolve_mesh, shown_prompts, written_values
 from pretrax.config.batch import (
+    check_batch,
     describe_batch,
     micro_batch_size,
     rows_before,
@@ -22,6 +23,7 @@ from pretrax.config.batch_sizes import BatchSize
 from pretrax.config.registry import DEFAULTS
 from pretrax.config.schema import Batch as BatchSection
 from pretrax.config.schema import Checkpoint, Compiler, Distill, Eval, Faults, Log, Optimizer, Precision, Sample
+from pretrax.config.schema import Mesh as MeshSection
 from pretrax.cost.flops import Flops
 from pretrax.cost.memory import Memory, expected_memory
 from pretrax.cost.step_facts import ComputeDtype, StepFacts
@@ -45,6 +47,7 @@ from pretrax.run.variables import seen_variables
 from pretrax.shardlib import make_abstract, make_shardings
 from pretrax.storage import AnyPath
 from pretrax.storage.working_directory import working_directory
+from pretrax.system.target import Hardware
 from pretrax.train.groups import Group
 from pretrax.train.host_memory import check_host_memory, has_host_memory
 from pretrax.train.skipping import LossScale
@@ -196,11 +199,14 @@ class Run:
 _SECTIONS = ('name', 'run_dir', 'steps', 'init_from', 'log', 'eval', 'sample', 'checkpoint', 'faults', 'compiler')
 
 
-def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | None = None) -> Run:
+def prepare(
+    config: RunConfig, report: Report = print, devices: Sequence[Any] | None = None, source: Source | None = None
+) -> Run:
     """Prepares a run, and its data if it is not prepared yet, which may take a while.
 
     Args:
         devices: devices to compile for that are not in this machine; None: the devices of this machine.
+        source: takes the place of the data of the configuration.
 
     Raises:
         UserError: the configuration does not fit the data, the model or the devices.
@@ -208,22 +214,11 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     if devices is None:
         check_same_run(config)
         keep_programs(report)
-    mesh, facts = choose_mesh(config.mesh, config.batch, devices)
-    local = mesh.local_devices[0] if devices is None else None
-    check_host_memory(local, config.memory.offload)
-    dtype, compute, dtype_reason = _compute_dtype(config.precision.compute, mesh.devices.flat[0])
-
-    def passes(size: BatchSize) -> int:
-        return sequences_per_device(size, mesh.shape) // micro_batch_size(size, mesh.shape)
-
-    def model_of(size: BatchSize, data: Source | _AssumedData) -> Model:
-        return _checked_model(config, size, data, mesh, dtype, passes(size), host_memory=has_host_memory(local))
-
-    if config.model.name == DEFAULTS['model'] and config.distill is None:
-        # What does not fit the mesh is found before the text is tokenized. Other models may need more of the data.
-        for size in config.batch.sizes.values():
-            model_of(size, _assumed_data(config.model.options, config.data.options))
-    source = open_source(config, report)
+    mesh, facts, hardware = _choose_devices(config.mesh, config.batch, config.memory.offload, devices)
+    dtype, compute, dtype_reason = _compute_dtype(config.precision.compute, hardware)
+    if source is None:
+        check_setup(config, hardware)  # before the text is tokenized
+        source = open_source(config, report)
     if devices is None:
         check_same_data(source)
     teaching = _teaching(config.distill)
@@ -233,8 +228,8 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     components = {kind: Component.registered(kind, getattr(config, kind).name) for kind in DEFAULTS}
 
     def prepare_size(size: BatchSize) -> Run:
-        model = model_of(size, source)
-        recipe = _build_recipe(config, model, 1 if mesh.shape['p'] > 1 else passes(size))
+        model = _checked_model(config, size, source, mesh.shape, hardware, dtype)
+        recipe = _build_recipe(config, model, 1 if mesh.shape['p'] > 1 else _passes(size, mesh.shape))
         with jax.set_mesh(mesh), components['optimizer'].running('init'):
             check_init(config.model.name, model)
             like = abstract_state(recipe)
@@ -271,10 +266,58 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     return dataclasses.replace(run, startup=[StartupLine(*fact) for fact in facts.items() if fact[1]], smaller=smaller)
 
 
-def _compute_dtype(choice: str, device: Any) -> tuple[Any, ComputeDtype, str]:
+def _choose_devices(
+    section: MeshSection, batch: BatchSection, offload: Sequence[str], devices: Sequence[Any] | None
+) -> tuple[Mesh, dict[str, str], Hardware]:
+    """The mesh of a run, its part of the start-up report, and the devices. Raises UserError if one does not fit."""
+    mesh, facts = choose_mesh(section, batch, devices)
+    local, first = mesh.local_devices[0] if devices is None else None, mesh.devices.flat[0]
+    check_host_memory(local, offload)
+    hardware = Hardware(
+        count=mesh.size,
+        platform=first.platform,
+        kind=first.device_kind,
+        capability=getattr(first, 'compute_capability', ''),
+        slices=n_slices(list(mesh.devices.flat)),
+        host_memory=has_host_memory(local),
+    )
+    return mesh, facts, hardware
+
+
+def check_setup(config: RunConfig, hardware: Hardware | None = None, vocab_size: int | None = None) -> None:
+    """Checks the mesh, the batch, the model, the schedule and the optimizer of a run by arithmetic, without its data.
+
+    Args:
+        hardware: the devices of the run; None: those of this machine.
+        vocab_size: number of token ids of the data; None: not known. Models other than the decoder may need more of
+            the data, and are only built if it is known.
+
+    Raises:
+        UserError: one of them does not fit the others.
+    """
+    if config.batch.micro == 'auto':
+        config = config.model_copy(update={'batch': config.batch.model_copy(update={'micro': None})})
+    hardware = hardware or _choose_devices(config.mesh, config.batch, config.memory.offload, None)[2]
+    mesh = resolve_mesh(config.mesh.plain(), hardware.count, hardware.platform, hardware.slices)
+    check_batch(config.batch, mesh)
+    dtype = _compute_dtype(config.precision.compute, hardware)[0]
+    _build_schedule(config.schedule, config.steps)
+    build_component('optimizer', config.optimizer)
+    if (config.model.name == DEFAULTS['model'] and config.distill is None) or vocab_size is not None:
+        for size in config.batch.sizes.values():
+            data = _assumed_data(config.model.options, config.data.options, vocab_size)
+            model = _checked_model(config, size, data, mesh, hardware, dtype)
+            _width_power(config.optimizer.name, model)
+
+
+def _passes(size: BatchSize, mesh: Mapping[str, int]) -> int:
+    return sequences_per_device(size, mesh) // micro_batch_size(size, mesh)
+
+
+def _compute_dtype(choice: str, hardware: Hardware) -> tuple[Any, ComputeDtype, str]:
     """The dtype of matrix products, its name, and why it was chosen."""
     names: dict[str, ComputeDtype] = {'bfloat16': 'bf16', 'float16': 'fp16', 'float32': 'f32'}
-    dtype, reason = choose_compute(choice, device.platform, getattr(device, 'compute_capability', ''))
+    dtype, reason = choose_compute(choice, hardware.platform, hardware.capability)
     return dtype, names[np.dtype(dtype).name], reason
 
 
@@ -332,9 +375,9 @@ class _AssumedData(NamedTuple):
     documents_per_row: int | None = 1
 
 
-def _assumed_data(*options: Any) -> _AssumedData:
-    """Data of the vocabulary that the options of the model or of the data state."""
-    sizes = (getattr(each, 'vocab_size', None) for each in options)
+def _assumed_data(model: Any, data: Any, vocab_size: int | None) -> _AssumedData:
+    """Data of the vocabulary that the options of the model state, or else of the known one, or that of the options."""
+    sizes = (getattr(model, 'vocab_size', None), vocab_size, getattr(data, 'vocab_size', None))
     return _AssumedData(next((size for size in sizes if isinstance(size, int)), 1 << 15))
 
 
@@ -386,13 +429,12 @@ def _checked_model(
     config: RunConfig,
     size: BatchSize,
     source: Source | _AssumedData,
-    mesh: Mesh,
+    mesh: Mapping[str, int],
+    hardware: Hardware,
     dtype: Any,
-    micro_batches: int,
-    host_memory: bool,
 ) -> Model:
     """The model of a run. Raises UserError if it does not support a setting of the run."""
-    stages, device = mesh.shape['p'], mesh.devices.flat[0]
+    stages = mesh['p']
     request = ModelRequest(
         vocab_size=source.vocab_size,
         largest_token=source.largest_token,
@@ -400,15 +442,15 @@ def _checked_model(
         longest_sequence=config.batch.largest.sequence_length,
         documents_per_row=source.documents_per_row,
         dtype=dtype,
-        platform=device.platform,
-        mesh=dict(mesh.shape),
-        micro_batches=micro_batches if stages > 1 else 1,
-        device_kind=device.device_kind,
-        slices=n_slices(list(mesh.devices.flat)),
+        platform=hardware.platform,
+        mesh=dict(mesh),
+        micro_batches=_passes(size, mesh) if stages > 1 else 1,
+        device_kind=hardware.kind,
+        slices=hardware.slices,
         matmul=config.precision.matmul,
         exempt=config.precision.exempt,
         reduction=config.precision.reduction,
-        host_memory=host_memory,
+        host_memory=hardware.host_memory,
     )
     name = config.model.name
     model = build_model(config, request)
@@ -421,7 +463,7 @@ def _checked_model(
         raise UserError(
             f'precision.compute = fp16: model.name = {name} does not scale its loss\nuse precision.compute=bf16 or f32'
         )
-    rows, parts = micro_batch_size(size, mesh.shape), model.plan.batch_parts
+    rows, parts = micro_batch_size(size, mesh), model.plan.batch_parts
     if rows % parts:
         raise UserError(
             f'model.batch_parts = {parts}: the {rows} sequences of a device and pass do not divide into {parts} parts\n'
@@ -437,9 +479,14 @@ def _checked_model(
     return model
 
 
+def _build_schedule(section: Any, steps: int) -> Callable[[Any], Any]:
+    schedule = build_component('schedule', section, steps)
+    check_schedule(section.name, schedule, steps)
+    return schedule
+
+
 def _build_recipe(config: RunConfig, model: Any, accumulation: int) -> Recipe:
-    schedule = build_component('schedule', config.schedule, config.steps)
-    check_schedule(config.schedule.name, schedule, config.steps)
+    schedule = _build_schedule(config.schedule, config.steps)
     return Recipe(
         model=model,
         optimizer=build_component('optimizer', config.optimizer),

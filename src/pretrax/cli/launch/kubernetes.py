@@ -5,27 +5,28 @@ Each node has a pod with one process. `--dry-run` prints the manifests, which `k
 
 import dataclasses
 
-from pretrax.cli._arguments import AllowChanges, Configuration
+from pretrax.cli._arguments import Launch
 from pretrax.errors import UserError
 from pretrax.launch.options import PodOptions
 from pretrax.option import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(Configuration):
+class Options(Launch):
     pods: PodOptions
     check: bool = option('Run `pretrax doctor` in each pod before training.', default=False)
-    dry_run: bool = option('Print the manifests, and do nothing.', default=False)
-    allow_changes: AllowChanges = False
 
 
 def kubernetes(options: Options) -> None:
+    from pretrax.cost.topology import parse_topology
     from pretrax.launch import kubernetes as engine
     from pretrax.launch.crash import attempt_label
-    from pretrax.launch.manifests import Pods, as_yaml, check_quantity, manifests, object_name
+    from pretrax.launch.manifests import Pods, as_yaml, manifests, object_name
+    from pretrax.launch.options import check_quantity
     from pretrax.launch.registry import refuse_if_running
     from pretrax.launch.shipped import check_variables, keep_record, record_directory, shipped
     from pretrax.launch.sizes import check_request
+    from pretrax.system.target import Target
 
     loaded, asked = options.load(), options.pods
     if asked.kind not in ('jobset', 'job'):
@@ -38,12 +39,16 @@ def kubernetes(options: Options) -> None:
     for claim, path in asked.volumes:
         if not path.startswith('/'):
             raise UserError(f'--volume {claim}:{path}: expected CLAIM:/PATH, an absolute path in the container')
-    nodes, devices, accelerator = _accelerators(asked, variables)
+    nodes, devices, platform, accelerator = _accelerators(asked, variables)
     check_request(loaded, nodes * asked.slices, devices)
     engine.check_run_dir(loaded.run_dir, [path for _, path in asked.volumes])
     files = shipped(loaded)
     if not asked.secret:
         check_variables(files, variables, 'give it with --env NAME=VALUE, or the Secret that has it: --secret NAME')
+    kind = '' if accelerator is None else parse_topology(str(asked.tpu)).kind
+    given = None if asked.secret else tuple(variables)
+    count = nodes * asked.slices * devices
+    options.check_start(Target(count, platform, kind, slices=asked.slices, has_these_files=False, variables=given))
     changed = {
         'name': object_name(loaded.name, nodes * asked.slices, str(loaded.run_dir)),
         'run_dir': str(loaded.run_dir),
@@ -67,8 +72,8 @@ def kubernetes(options: Options) -> None:
     print(engine.next_command(pods))
 
 
-def _accelerators(asked: PodOptions, variables: dict[str, str]) -> tuple[int, int, tuple[str, str, int] | None]:
-    """Pods of a slice, devices of a pod, and the TPU as `Pods` wants it."""
+def _accelerators(asked: PodOptions, variables: dict[str, str]) -> tuple[int, int, str, tuple[str, str, int] | None]:
+    """Pods of a slice, devices of a pod, their platform, and the TPU as `Pods` wants it."""
     from pretrax.cost.topology import check_rentable, parse_topology
 
     nodes, gpus, slices = asked.nodes, asked.gpus, asked.slices
@@ -76,7 +81,8 @@ def _accelerators(asked: PodOptions, variables: dict[str, str]) -> tuple[int, in
         if slices > 1:
             raise UserError(f'--slices {slices} is for TPUs: give --tpu NAME, or --nodes instead of --slices')
         simulated = variables.get('JAX_NUM_CPU_DEVICES', '1')
-        return nodes or 1, gpus or (int(simulated) if simulated.isdecimal() else 1), None
+        devices = gpus or (int(simulated) if simulated.isdecimal() else 1)
+        return nodes or 1, devices, 'gpu' if gpus else 'cpu', None
     if gpus:
         raise UserError('--tpu and --gpus-per-node: give one of them')
     if slices > 1 and asked.kind == 'job':
@@ -89,4 +95,9 @@ def _accelerators(asked: PodOptions, variables: dict[str, str]) -> tuple[int, in
             f'of {topology.chips_per_host} chips{" per slice" if slices > 1 else ""}\nleave out --nodes'
         )
     devices = topology.n_devices // (topology.hosts * slices)
-    return topology.hosts, devices, (topology.version, 'x'.join(map(str, topology.shape)), topology.chips_per_host)
+    return (
+        topology.hosts,
+        devices,
+        'tpu',
+        (topology.version, 'x'.join(map(str, topology.shape)), topology.chips_per_host),
+    )

@@ -8,21 +8,19 @@ import functools
 import shlex
 import sys
 
-from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Verbose
+from pretrax.cli._arguments import Launch, Retries, Verbose
 from pretrax.errors import UserError
 from pretrax.option import REQUIRED, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(Configuration):
+class Options(Launch):
     processes: int = option('Number of processes.', '-n', default=REQUIRED, min=1)
     devices: int | None = option(
         'Devices per process. [default: what the mesh needs, or all]', '--devices-per-process', min=1
     )
     retries: Retries = 3
     elastic: bool = option('Continue with fewer processes if one is lost repeatedly.', default=False)
-    dry_run: bool = option('Print the command of each process, and start nothing.', default=False)
-    allow_changes: AllowChanges = False
     verbose: Verbose = False
 
 
@@ -33,6 +31,8 @@ def local(options: Options) -> int:
     from pretrax.launch.restarts import RestartOptions
     from pretrax.launch.sizes import devices_per_process
     from pretrax.observe.lasting_output import LastingOutput
+    from pretrax.system.accelerators import gpus_here
+    from pretrax.system.target import Target
 
     loaded, processes, elastic = options.load(), options.processes, options.elastic
     section = loaded.processes
@@ -50,11 +50,13 @@ def local(options: Options) -> int:
         f'launch: {processes} process{"es" if processes > 1 else ""} '
         f'with {count} device{"s" if count > 1 else ""} each ({why}){others if processes > 1 else ""}'
     )
+    if not options.dry_run:
+        refuse_if_running(loaded.run_dir)
+    options.check_start(Target(processes * count, 'gpu' if gpus_here() else 'cpu'))
     command = pretrax_command('train', *options.words, *options.flags('allow_changes', 'verbose'))
     if options.dry_run:
         print(shlex.join(command))
         return 0
-    refuse_if_running(loaded.run_dir)
     restarts = RestartOptions(retries=options.retries, elastic=elastic)
     launch = LocalLaunch(loaded, command, restarts, processes=processes, devices=count, say=say)
     record_launcher(loaded.run_dir, 'local', processes, say)

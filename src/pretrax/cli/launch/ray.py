@@ -13,13 +13,13 @@ import shlex
 import subprocess
 import sys
 
-from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Variables, Verbose, variables
+from pretrax.cli._arguments import Launch, Retries, Variables, Verbose, variables
 from pretrax.errors import UserError
 from pretrax.option import argument, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(Configuration):
+class Options(Launch):
     config: str = argument('A configuration, or a sweep of `pretrax bench`.', metavar='CONFIG')
     workers: int | None = option('Processes, each with all devices of its worker; rows at once of a sweep.', min=1)
     cpus: float = option('CPUs that Ray reserves per worker.', '--cpus-per-worker', default=1, min=0)
@@ -36,8 +36,6 @@ class Options(Configuration):
     directory: str | None = option('Working directory on the nodes. [default: this one]', metavar='PATH')
     environment: Variables = ()
     out: str | None = option('Directory for the results of a sweep. [default: sweeps/NAME]', '-o', metavar='DIR')
-    dry_run: bool = option('Print what each worker gets and runs, and start nothing.', default=False)
-    allow_changes: AllowChanges = False
     verbose: Verbose = False
 
     @property
@@ -88,12 +86,17 @@ def _train(options: Options, workers: int, bundle: dict[str, float]) -> int:
     from pretrax.observe.lasting_output import LastingOutput
     from pretrax.storage.working_directory import working_directory
     from pretrax.system.ray_connection import connect_ray
+    from pretrax.system.target import Target
 
     devices = options.devices or int(bundle.get('GPU', 0) or bundle.get('TPU', 0)) or 1
     added = {**restricted_to(options.devices if 'GPU' not in bundle else None), **variables(options.environment)}
     arguments = [*options.words, *options.flags('allow_changes', 'verbose', 'check')]
     loaded = options.load()
     check_request(loaded, workers, devices)
+    if not options.dry_run:
+        refuse_if_running(loaded.run_dir)
+    platform = next((kind.lower() for kind in ('GPU', 'TPU') if kind in bundle), 'cpu')
+    options.check_start(Target(workers * devices, platform, has_these_files=options.directory is None))
     if options.dry_run:
         print(
             f'{workers} actors, each with {_written(bundle)}, in {options.place}, '
@@ -102,7 +105,6 @@ def _train(options: Options, workers: int, bundle: dict[str, float]) -> int:
         print(shlex.join(['pretrax', 'launch', 'node', *arguments]))
         return 0
     say = functools.partial(print, flush=True, file=LastingOutput(sys.stdout))
-    refuse_if_running(loaded.run_dir)
     cluster = Cluster(connect_ray(options.address), bundle)
     if not options.wait:
         cluster.check(workers)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Verbose
+from pretrax.cli._arguments import Launch, Retries, Verbose
 from pretrax.errors import UserError, system_errors
 from pretrax.launch.options import Resources
 from pretrax.option import argument, option
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(Configuration):
+class Options(Launch):
     config: str = argument('A YAML file: a configuration, or a sweep of `pretrax bench`.', metavar='CONFIG')
     resources: Resources
     container: str | None = option(
@@ -30,13 +30,12 @@ class Options(Configuration):
     check: bool = option('Run `pretrax doctor` on each node first.', default=False)
     out: str | None = option('For a sweep: directory for the results. [default: sweeps/NAME]', '-o', metavar='DIR')
     at_once: int | None = option('For a sweep: most rows that run at the same time.', min=1, metavar='N')
-    dry_run: bool = option('Print the script, and submit nothing.', default=False)
-    allow_changes: AllowChanges = False
     verbose: Verbose = False
 
 
 def slurm(options: Options) -> None:
     from pretrax.experiments.sweep import is_sweep
+    from pretrax.launch.sizes import gpu_key
     from pretrax.launch.slurm_script import stop_within
 
     config, resources = options.config, options.resources
@@ -49,8 +48,11 @@ def slurm(options: Options) -> None:
         return _sweep(options)
     if options.out is not None or options.at_once is not None:
         raise UserError(f'{config} is a configuration; --out and --at-once belong to a sweep')
+    if resources.gpus_per_node is None and (key := gpu_key(options.load())) is not None:
+        resources = dataclasses.replace(resources, gpus_per_node=_ask_for_gpus(key))
+        options = dataclasses.replace(options, resources=resources)
     values = {
-        '--gpus-per-node': resources.gpus_per_node,
+        '--gpus-per-node': resources.gpus_per_node or None,
         '--container': options.container,
         '--stop-within': seconds,
         '--retries': options.retries if options.retries != 3 else None,
@@ -60,15 +62,31 @@ def slurm(options: Options) -> None:
     return _run(options, words)
 
 
+def _ask_for_gpus(key: str) -> int:
+    """GPUs of each node, for a configuration that is made for GPUs. Raises UserError if nobody can be asked."""
+    problem = f'the job asks for no GPUs, and {key} is for GPUs'
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UserError(f'{problem}\ngive --gpus-per-node N; to train on CPUs: --gpus-per-node 0')
+    print(f'{problem}\nGPUs of each node (0: train on CPUs): ', end='', file=sys.stderr, flush=True)
+    answer = sys.stdin.readline().strip()
+    if not answer.isdecimal():
+        raise UserError(f'{answer or "nothing"} is not a number of GPUs\ngive --gpus-per-node N')
+    return int(answer)
+
+
 def _run(options: Options, words: list[str]) -> None:
     from pretrax.launch.local import pretrax_command
     from pretrax.launch.sizes import check_request
     from pretrax.launch.slurm_job import devices_here
     from pretrax.launch.slurm_script import run_script
     from pretrax.storage import BucketPath
+    from pretrax.system.target import Target
 
     loaded, resources = options.load(), options.resources
-    check_request(loaded, resources.nodes, devices_here(resources.gpus_per_node))
+    devices = devices_here(resources.gpus_per_node)
+    check_request(loaded, resources.nodes, devices)
+    platform = 'gpu' if resources.gpus_per_node else 'cpu'
+    options.check_start(Target(resources.nodes * devices, platform))
     run_dir = loaded.run_dir
     place = (
         Path.cwd() / f'{run_dir.name}-slurm-%j.txt'

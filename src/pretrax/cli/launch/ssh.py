@@ -9,19 +9,17 @@ import dataclasses
 import functools
 import sys
 
-from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Variables, Verbose, variables
+from pretrax.cli._arguments import Launch, Retries, Variables, Verbose, variables
 from pretrax.launch.options import SshOptions
 from pretrax.option import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(Configuration):
+class Options(Launch):
     ssh: SshOptions
     retries: Retries = 3
     check: bool = option('Run `pretrax doctor` on the hosts before each start.', default=False)
     environment: Variables = ()
-    dry_run: bool = option('Print the command for each host, and start nothing.', default=False)
-    allow_changes: AllowChanges = False
     verbose: Verbose = False
 
 
@@ -33,11 +31,12 @@ def ssh(options: Options) -> int:
     from pretrax.launch.host_checks import check_hosts, devices_of_hosts
     from pretrax.launch.registry import refuse_if_running
     from pretrax.launch.restarts import RestartOptions
-    from pretrax.launch.sizes import check_request, misfit
+    from pretrax.launch.sizes import check_request, gpu_key, misfit
     from pretrax.launch.ssh import SshLaunch, hosts_of
     from pretrax.launch.supervisor import Supervisor
     from pretrax.observe.lasting_output import LastingOutput
     from pretrax.storage.working_directory import working_directory
+    from pretrax.system.target import Target
 
     elastic, devices, given = options.ssh.elastic, options.ssh.devices, hosts_of(options.ssh)
     loaded = options.load()
@@ -50,9 +49,11 @@ def ssh(options: Options) -> int:
         working_directory(loaded.run_dir),
         say,
     )
+    has_files, platform = options.ssh.directory is None, 'gpu' if gpu_key(loaded) else 'cpu'
     if devices is not None:
         check_request(loaded, len(given), devices)
     if options.dry_run:
+        options.check_start(Target(len(given) * (devices or 0), platform, has_these_files=has_files))
         for process in launch.processes(given):
             print(f'{process.host}: {shlex.join(process.command)}')
         return 0
@@ -61,6 +62,8 @@ def ssh(options: Options) -> int:
     found = check_hosts(launch, loaded, options.words)
     count = devices or devices_of_hosts(given, found)
     check_request(loaded, len(given), count)
+    platform = 'gpu' if found[0]['gpus'] else 'cpu'
+    options.check_start(Target(len(given) * count, platform, has_these_files=has_files))
     say(
         f'launch: {len(given)} processes with {count} device{"s" if count > 1 else ""} each on '
         f'{", ".join(host.name for host in given)}; output in {loaded.run_dir}/output'

@@ -6,28 +6,28 @@ slices that it has; the same command waits again.
 
 import dataclasses
 
-from pretrax.cli._arguments import AllowChanges, Configuration
+from pretrax.cli._arguments import Launch
 from pretrax.errors import UserError
 from pretrax.launch.options import SliceOptions
 from pretrax.option import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(Configuration):
+class Options(Launch):
     slices: SliceOptions
     watch: bool = option('Wait for the run, or return when the slices are asked for.', '--watch/--detach', default=True)
     every: float = option('Seconds between checks of the run.', default=60.0, min=0.1)
     check: bool = option('Run `pretrax doctor` on each VM before training.', default=False)
-    dry_run: bool = option('Print the commands, and do nothing.', default=False)
-    allow_changes: AllowChanges = False
 
 
 def tpu_vm(options: Options) -> int:
+    from pretrax.cost.topology import parse_topology
     from pretrax.launch import tpu_vm as engine
     from pretrax.launch.manifests import object_name
     from pretrax.launch.registry import refuse_if_running
     from pretrax.launch.shipped import check_variables, keep_record, record_directory, shipped
     from pretrax.launch.sizes import check_request
+    from pretrax.system.target import Target
 
     loaded, asked = options.load(), options.slices
     accelerator, version, hosts, devices = _accelerator(asked.accelerator, asked.slices)
@@ -41,6 +41,8 @@ def tpu_vm(options: Options) -> int:
         )
     files = shipped(loaded)
     check_variables(files, [], 'TPU VMs have no such variable: write the value, or read it in --setup')
+    kind = parse_topology(asked.accelerator, asked.slices).kind
+    options.check_start(Target(processes * devices, 'tpu', kind, slices=asked.slices, has_these_files=False))
     changed = {
         'name': object_name(loaded.name, processes, str(loaded.run_dir)),
         'accelerator': accelerator,

@@ -7,6 +7,7 @@ and each worker reads some of the files). Both give the same rows in the same or
 
 import functools
 import hashlib
+import importlib.util
 import itertools
 import json
 import os
@@ -129,6 +130,12 @@ def find_dataset(spec: str, options: HuggingFaceOptions) -> HuggingFaceDataset:
     return HuggingFaceDataset(name, options, version, max(1, found.info.dataset_size or found.data.nbytes), len(found))
 
 
+def check_library(spec: str) -> None:
+    """Raises UserError if the library that reads datasets is not installed."""
+    if importlib.util.find_spec('datasets') is None:
+        raise UserError(f'{spec}: needs the library datasets\n  {install_extra("datasets")}')
+
+
 @functools.lru_cache(maxsize=8)
 def _reopened(dataset: HuggingFaceDataset) -> Any:
     found, version = _load(dataset.name, dataset.options)
@@ -139,10 +146,9 @@ def _reopened(dataset: HuggingFaceDataset) -> Any:
 
 def _load(name: str, options: HuggingFaceOptions) -> tuple[Any, str]:
     """The dataset, and an identifier of its version: its files with their times, or the commit."""
-    try:
-        import datasets as library
-    except ImportError:
-        raise UserError(f'{PREFIX}{name}: needs the library datasets\n  {install_extra("datasets")}') from None
+    check_library(f'{PREFIX}{name}')
+    import datasets as library
+
     datasets: Any = library  # its stubs need a literal `streaming`
     if saved := [path for path in (Path(name) / file for file in _SAVED) if path.is_file()]:
         return _load_saved(datasets, saved[0], options)

@@ -148,6 +148,16 @@ class Listing:
         return files, counts
 
 
+def check_files(spec: str) -> None:
+    """Raises UserError as `Listing.add` does. Stops at the first file of a directory."""
+    location = locate(spec)
+    if isinstance(location, Path) and location.is_dir():
+        search = _Search(('**', '*'), FileCounts(), lambda name: kind_suffix(name) in SUFFIXES)
+        if next(search.run(location), None) is not None:
+            return
+    Listing().add(spec)
+
+
 def find_files(*specs: str) -> list[TextFile]:
     """The files that some specifications name, each once, as `Listing.add` finds them."""
     listing = Listing()

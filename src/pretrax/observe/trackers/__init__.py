@@ -8,7 +8,7 @@ whose id is in the run's directory.
 import pathlib
 import socket
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pretrax.errors import Report, UserError
@@ -17,7 +17,7 @@ from pretrax.observe.trackers.base import needs
 from pretrax.observe.trackers.mlflow import MLflow
 from pretrax.observe.trackers.tensorboard import TensorBoard
 from pretrax.observe.trackers.trackio import Trackio
-from pretrax.observe.trackers.wandb import WeightsAndBiases
+from pretrax.observe.trackers.wandb import WeightsAndBiases, has_credentials
 
 _PATIENCE = 5.0  # seconds for a service when a dry run looks for it
 # The tracker of each key of `log:`.
@@ -73,14 +73,29 @@ def check_trackers(choices: Mapping[str, str | bool]) -> list[str]:
     """The names of the trackers that `open_trackers` would start, without starting them.
 
     Raises:
-        UserError: a package is missing, or there is no MLflow server at the URI. What W&B's server would say is not
-            known.
+        UserError: a package or a key is missing, or there is no MLflow server at the URI. What W&B's server would say
+            is not known.
     """
+    check_credentials(choices)
     for key, choice in choices.items():
         needs(_TRACKERS[key].package, key)
         if key == 'mlflow' and isinstance(choice, str):
             _check_server(choice)
     return list(choices)
+
+
+def check_credentials(choices: Mapping[str, str | bool], variables: Collection[str] | None = None) -> None:
+    """Raises UserError if W&B is on, and has neither a key nor the permission to work offline.
+
+    Args:
+        variables: names of those of other machines, which have no files of this user; None: this machine.
+    """
+    if 'wandb' in choices and not has_credentials(variables):
+        fix = 'run wandb login, or set' if variables is None else 'give the Secret that has it: --secret NAME, or --env'
+        raise UserError(
+            f'log.wandb needs a key, and there is no WANDB_API_KEY\n{fix} WANDB_API_KEY, or WANDB_MODE=offline\n'
+            'or train without it: log.wandb=null'
+        )
 
 
 def _check_server(uri: str) -> None:

@@ -2,9 +2,12 @@
 
 import html
 import importlib
+import os
 import pathlib
+import re
+import urllib.parse
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from pretrax.observe.trackers.base import Line, Shown, Table, Tracker, needs, remember
@@ -86,6 +89,30 @@ class WeightsAndBiases(Tracker):
         if step > self._last:
             self._run.log(values, step=step)
             self._pending = step
+
+
+def has_credentials(variables: Collection[str] | None = None) -> bool:
+    """Whether W&B finds a key without asking for it, or is not to use its server.
+
+    Args:
+        variables: names of the variables of other machines; None: this machine, with the files that `wandb login` and
+            `wandb offline` write.
+    """
+    names = ('WANDB_API_KEY', 'WANDB_IDENTITY_TOKEN_FILE', 'WANDB_MODE')
+    if variables is not None:
+        return any(name in variables for name in names)
+    if any(os.environ.get(name) for name in names[:2]) or os.environ.get('WANDB_MODE', 'online') != 'online':
+        return True
+    home = pathlib.Path.home()
+    config = pathlib.Path(os.environ.get('WANDB_CONFIG_DIR') or home / '.config' / 'wandb')
+    logins = [pathlib.Path(os.environ.get('NETRC') or home / '.netrc'), home / '_netrc']
+    settings = [config / 'settings', pathlib.Path('wandb', 'settings')]
+    host = urllib.parse.urlsplit(os.environ.get('WANDB_BASE_URL', '')).hostname or 'wandb'
+    wanted = rf'machine\s+\S*{re.escape(host)}|^\s*(mode|disabled|base_url|api_key)\s*='
+    return any(
+        file.is_file() and re.search(wanted, file.read_text(errors='replace'), re.MULTILINE)
+        for file in (*logins, *settings)
+    )
 
 
 def _steps(path: pathlib.Path) -> Iterator[int]:
