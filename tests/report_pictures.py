@@ -23,15 +23,14 @@ def take(run: str, directory: Path) -> list[Path]:
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
         report = Path(str(write_report(run, Path(temporary) / 'report.html')))
         browser = playwright.chromium.launch(executable_path=shutil.which('chromium'), args=['--no-sandbox'])
-        page = browser.new_page(viewport={'width': 1240, 'height': 1010}, reduced_motion='reduce')
+        page = browser.new_page(viewport={'width': 1240, 'height': 880}, reduced_motion='reduce')
         page.goto(report.as_uri())
         page.wait_for_function('window.pretraxReport?.ready')
-        page.evaluate('pretraxReport.drawAll()')
         if page.locator('#curves').count():
-            page.locator('#chart-0-note').locator('xpath=..').locator('.info').click()
-            page.mouse.move(0, 0)
+            page.locator('.plot .main-svg').first.wait_for()
         taken.append(directory / 'report.png')
         page.screenshot(path=taken[-1])
+        page.evaluate('pretraxReport.drawAll()')
         for name, sections in PARTS.items():
             boxes = [box for each in page.locator(sections).all() if (box := each.bounding_box())]
             if boxes:
