@@ -12,8 +12,6 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
-
 from pretrax.errors import Report
 from pretrax.observe.attempts import note, read_attempts
 from pretrax.system.line_files import append_record
@@ -133,7 +131,7 @@ class Clock:
                 note(self._directory, 'rolled back', step=step, from_step=self._newest)
 
 
-def is_done(metrics: Mapping[str, jax.Array]) -> bool:
+def is_done(metrics: Mapping[str, Any]) -> bool:
     """Whether the device has computed a step, from its metrics. Does not wait."""
     return next(iter(metrics.values())).is_ready()
 
