@@ -98,6 +98,13 @@ def test_an_export_and_a_name_are_the_same_model(result, model, tmp_path, capsys
         assert repr(other).startswith(f'model: {place}\n')
     with pytest.raises(pretrax.UserError, match='no held-out text'):
         other.evaluate()
+    shown = printed(capsys, 'generate', f'hf:{exported}', '--prompt', 'abc', '--tokens', 4)
+    assert shown == 'abc' + model.generate('abc', max_tokens=4) + '\n'
+    for place in (str(exported), f'hf:{exported}'):
+        with pytest.raises(SystemExit) as refused:
+            main(['serve', place, '--follow'])
+        assert refused.value.code == 2
+        assert f'--follow: {place} is a Hugging Face checkpoint' in capsys.readouterr().err
     (tmp_path / 'runs').mkdir()
     (tmp_path / 'runs' / 'named').symlink_to(result.run.run_dir)
     monkeypatch.chdir(tmp_path)

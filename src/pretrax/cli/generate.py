@@ -6,17 +6,17 @@ U+FFFD; a file or a pipe receives the text as it is. The speed is printed to std
 
 import dataclasses
 
-from pretrax.cli._arguments import Dtype, Plugins, RunOrCheckpoint, load_plugins
+from pretrax.cli._arguments import Dtype, Plugins, load_plugins
 from pretrax.errors import UserError
 from pretrax.infer.sampling_settings import SETTINGS, WRITING, Sampling
-from pretrax.option import option
+from pretrax.option import argument, option
 from pretrax.storage import locate
 from pretrax.weights.loaded import LoadedModel, check_dtype
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    path: RunOrCheckpoint
+    path: str = argument('runs/NAME, a checkpoint in it, or a Hugging Face directory.', metavar='MODEL')
     prompt: tuple[str, ...] = option('Text to continue; may be repeated.', default=())
     prompts: str | None = option('Lines with "prompt" or "messages"; needs --out.', metavar='FILE.jsonl')
     out: str | None = option('File for the answers to --prompts, in the same order.', metavar='FILE.jsonl')

@@ -29,7 +29,7 @@ AXES = ('r', 'd', 'e', 't')  # of a mesh that serves
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     paths: tuple[str, ...] = argument(
-        'runs/NAME, or a checkpoint in it; several are several models.', metavar='RUN_OR_CHECKPOINT'
+        'runs/NAME, a checkpoint in it, or a Hugging Face directory; several are several models.', metavar='MODEL'
     )
     host: str = option('Address to listen on; others than 127.0.0.1 need --api-key-file.', default='127.0.0.1')
     port: int = option('Port to listen on; 0: any free port.', default=8000, min=0, max=65535)
@@ -180,7 +180,7 @@ def _load(path: str, options: Options) -> _Loaded:
         )
     programs = programs_of(model, run.mesh, engine_options, drafting)
     run_name = trained.run_dir.name
-    name = f'{run_name}@{trained.step}' if is_checkpoint(locate(path)) else run_name
+    name = f'{run_name}@{trained.step}' if is_checkpoint(locate(loaded.place)) else run_name
     print(f'{name}: step {trained.step}, {run.n_params:,} parameters', flush=True)
     print(f'{name}: attention to the cache by {programs.reader.kernel}; compiling', flush=True)
     engine = Engine(programs, trained.weights(), trained.step, draft_weights)
@@ -220,6 +220,8 @@ def _check_can_follow(paths: Sequence[str]) -> None:
     from pretrax.storage import locate
 
     for path in paths:
+        if path.startswith('hf:') or (locate(path) / 'config.json').is_file():
+            raise UserError(f'--follow: {path} is a Hugging Face checkpoint, which does not change\n  give a run')
         if is_checkpoint(place := locate(path)):
             raise UserError(f'--follow: {path} is one checkpoint\n  give its run: {place.parent.parent}')
 

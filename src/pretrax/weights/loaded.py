@@ -45,6 +45,7 @@ class LoadedModel:
         length: the most tokens of a text unless the user says otherwise; of an import its own length.
         compute: dtype of activations and matrix products.
         name: of the run, and the step.
+        place: the path of the run or checkpoint; of an import that of a temporary run.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class LoadedModel:
         from pretrax.weights.trained import open_trained
 
         with contextlib.ExitStack() as stack:
-            run_dir = stack.enter_context(run_of(path))
-            self.trained = open_trained(run_dir, mesh, dtype)
+            self.place = stack.enter_context(run_of(path))
+            self.trained = open_trained(self.place, mesh, dtype)
             weakref.finalize(self, stack.pop_all().close)
         run = self.trained.run
         self.model = run.recipe.model
@@ -67,7 +68,7 @@ class LoadedModel:
         self.length: int = self.max_length or self.trained.length
         self.compute = run.compute
         self._template = template
-        self.name = path if run_dir != path else f'{self.trained.run_dir}, step {self.trained.step}'
+        self.name = path if self.place != path else f'{self.trained.run_dir}, step {self.trained.step}'
 
     @functools.cached_property
     def tokenizer(self) -> 'Tokenizer':
@@ -293,7 +294,8 @@ class LoadedModel:
         """The chat template; None: it is a base model."""
         from pretrax.data.chat.templates import read_chat_template
 
-        return read_chat_template(self.trained.kept, self.tokenizer, self._template)
+        tokenizer: Any = self.tokenizer
+        return read_chat_template(self.trained.kept, tokenizer, self._template)
 
     def chat_template(self) -> 'ChatTemplate':
         """The chat template. Raises UserError if the model has none."""
