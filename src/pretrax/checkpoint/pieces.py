@@ -3,7 +3,7 @@
 import concurrent.futures
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -110,18 +110,27 @@ class _Recent:
 
 
 class CheckpointWeights(CheckpointArrays):
-    """The weights of a checkpoint."""
+    """The weights of a checkpoint.
+
+    Attributes:
+        not_finite: how many numbers of the pieces that have been read are NaN or infinite, by name.
+    """
 
     def __init__(self, directory: AnyPath, step: int):
         super().__init__(directory, step, 'weights')
+        self.not_finite: dict[str, int] = {}
 
     def pieces(self, path: str) -> Iterator[Piece]:
         """Reads a weight: layer by layer if it is stacked over layers, otherwise in one piece."""
-        if not is_stacked(path, self.shapes[path]):
-            yield (), self.read(path)
-            return
-        for layer in range(self.shapes[path][0]):
-            yield (layer,), self.read(path, layer, layer + 1)[0]
+        if is_stacked(path, self.shapes[path]):
+            layers = range(self.shapes[path][0])
+            found: Iterable[Piece] = (((layer,), self.read(path, layer, layer + 1)[0]) for layer in layers)
+        else:
+            found = [((), self.read(path))]
+        for at, piece in found:
+            if count := piece.size - np.count_nonzero(np.isfinite(piece)):
+                self.not_finite[path + (str(list(at)) if at else '')] = int(count)
+            yield at, piece
 
 
 def is_stacked(path: str, shape: tuple[int, ...]) -> bool:

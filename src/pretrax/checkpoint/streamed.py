@@ -14,9 +14,8 @@ import numpy as np
 
 from pretrax.checkpoint.directory import write_synced
 from pretrax.checkpoint.manifest import STATE, Array, File, partial_directory, publish
+from pretrax.checkpoint.pieces import Piece
 from pretrax.checkpoint.state_files import array_metadata, chunk_name, tree_metadata, write_one
-
-Piece = tuple[tuple[int, ...], np.ndarray]
 
 
 @dataclass(frozen=True)

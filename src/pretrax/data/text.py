@@ -1,6 +1,7 @@
 """The data component `text`: tokenizes text if necessary, and opens the tokens for training."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -157,34 +158,25 @@ def _open_stream(options: StreamOptions, request: DataRequest) -> StreamSource:
 
 def _open_tokens(options: TokenOptions, request: DataRequest) -> TokenSource:
     """Opens tokens that pretrax or another tool has prepared."""
-    path, cache = locate(options.tokens), _cache(options, request)
-    directory, flat = request.directory, is_flat_tokens(path)
-    files = open_token_files(
-        path,
-        request.say,
-        tokenizer=None if options.tokenizer is None else load_tokenizer(options.tokenizer),
-        vocab_size=options.vocab_size,
+    path = locate(options.tokens)
+    flat = is_flat_tokens(path)
+    open_files = functools.partial(
+        open_token_files,
+        say=request.say,
         end_of_text=options.end_of_text,
         dtype=options.dtype,
-        directory=directory,
-        cache=cache,
+        directory=request.directory,
+        cache=_cache(options, request),
     )
+    tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
+    files = open_files(path, tokenizer=tokenizer, vocab_size=options.vocab_size)
     if flat or files.tokenizer:
         _check_vocab_size(options, files.identity.vocab_size, str(path) if flat else str(options.tokenizer))
     held_out = files.splits.get('validation')
     if options.validation_tokens is not None:
         if held_out is not None:
             request.say(f'validation: data.validation_tokens instead of the validation split of {path}')
-        held_out_path = locate(options.validation_tokens)
-        held_out = open_held_out(
-            held_out_path,
-            files,
-            request.say,
-            end_of_text=options.end_of_text,
-            dtype=options.dtype,
-            directory=directory,
-            cache=cache,
-        )
+        held_out = open_held_out(locate(options.validation_tokens), files, open_files)
     if 'train' not in files.splits:
         raise UserError(f'{path}: no split train\n  it has {", ".join(files.splits)}')
     return open_stores(files.splits['train'], held_out, files.tokenizer, request, options.packing)

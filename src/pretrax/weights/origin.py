@@ -8,7 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from pretrax.checkpoint import CheckpointWeights, is_stacked
+from pretrax.checkpoint import is_stacked
+from pretrax.checkpoint.pieces import Piece
 from pretrax.data.tokenizers.tokenizer import tokens_before
 from pretrax.errors import Report, UserError
 from pretrax.huggingface.configs import compare
@@ -27,8 +28,6 @@ from pretrax.weights.saved import HF, SavedModel, open_saved
 FREE = keys_that_change('forward')
 # The others decide which weights there are, their sizes or their meaning, and must be equal. layer_types must if it
 # changes what mixes the tokens of a layer, and not if it changes only its window.
-
-Piece = tuple[tuple[int, ...], np.ndarray]  # its index along the leading dimensions of the weight, and its values
 
 
 class Pieces(Protocol):
@@ -174,7 +173,7 @@ def shapes_of(arch: Architecture) -> Any:
 
 def _own(place: str, key: str) -> Origin:
     saved = open_saved(place)
-    weights, content = _CountedWeights(saved.pieces), saved.tokenizer()
+    weights, content = saved.pieces, saved.tokenizer()
     arch = None
     if saved.is_decoder and 'embed' in weights.shapes:
         options = saved.options(f'{key}: {place}')
@@ -191,20 +190,6 @@ def _own(place: str, key: str) -> Origin:
         files=saved.kept,
         saved=saved,
     )
-
-
-class _CountedWeights:
-    """The weights of a checkpoint of a run, whose NaN and infinite numbers are counted."""
-
-    def __init__(self, weights: CheckpointWeights):
-        self._weights, self.shapes = weights, weights.shapes
-        self.not_finite: dict[str, int] = {}
-
-    def pieces(self, path: str) -> Iterator[Piece]:
-        for at, piece in self._weights.pieces(path):
-            if count := piece.size - np.count_nonzero(np.isfinite(piece)):
-                self.not_finite[path + (str(list(at)) if at else '')] = int(count)
-            yield at, piece
 
 
 def check_same_model(origin: Origin, run: Run, partial: bool, report: Report) -> None:

@@ -17,6 +17,7 @@ import tokenizers
 from pretrax.checkpoint import is_stacked, restore
 from pretrax.checkpoint.chunks import bounds
 from pretrax.checkpoint.manifest import named_leaves
+from pretrax.checkpoint.pieces import Piece
 from pretrax.config import InitFrom
 from pretrax.errors import Report, UserError
 from pretrax.huggingface.files import not_finite_text
@@ -30,7 +31,7 @@ from pretrax.system.json_file import read_settings
 from pretrax.system.trusted import copy_file
 from pretrax.train.state import init_state, initial_key
 from pretrax.train.step import TrainState
-from pretrax.weights.origin import Origin, Piece, check_same_model, open_origin, with_layers
+from pretrax.weights.origin import Origin, check_same_model, open_origin, with_layers
 from pretrax.weights.saved import HF
 
 SIZED_BY_VOCABULARY = ('embed', 'unembed', 'unembed_bias')

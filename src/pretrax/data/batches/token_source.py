@@ -5,6 +5,7 @@ pure function of the seed and g on any number of processes. Letters: R rows, L s
 """
 
 import contextlib
+import functools
 import threading
 from collections import deque
 from typing import Literal, Protocol
@@ -66,7 +67,7 @@ class TokenSource(Source):
         self.validation_bytes_per_token = held_out.tokens.bytes_per_target if held_out else None
         self.documents_per_row = max(rows.documents_per_row for rows in (train, held_out) if rows)
         self.fingerprint = train.tokens.fingerprint
-        self.validation = None if held_out is None else self._validation
+        self.validation = None if held_out is None else functools.partial(held_out_batch, held_out)
         self._order = Order(train.n, train.block, seed)
         self._read_before: deque[int] = deque(maxlen=4 * self._order.window)  # blocks that were read ahead
         self._reader: threading.Thread | None = None
@@ -102,10 +103,6 @@ class TokenSource(Source):
 
         self._reader = threading.Thread(target=read, name='read-ahead', daemon=True)
         self._reader.start()
-
-    def _validation(self, index: int, rows: slice, batch_rows: int) -> HostBatch:
-        assert self.held_out is not None
-        return held_out_batch(self.held_out, index, rows, batch_rows)
 
     @property
     def reading(self) -> str | None:

@@ -4,6 +4,7 @@ Letters: R rows, L sequence length.
 """
 
 import contextlib
+import functools
 import queue
 import threading
 from collections import deque
@@ -46,9 +47,9 @@ class StreamSource(Source):
         self.largest_token = next(token for token in reversed(range(self.vocab_size)) if token not in special)
         self._length = request.sequence_length
         self._blocks, self._places = blocks, places
-        self._held_out = None if held_out is None else Windows(held_out, self._length)
-        self.validation = None if held_out is None else self._validation
-        self.validation_bytes_per_token = None if held_out is None else held_out.bytes_per_target
+        if held_out is not None:
+            self.validation = functools.partial(held_out_batch, Windows(held_out, self._length))
+            self.validation_bytes_per_token = held_out.bytes_per_target
         self._lock = threading.Lock()
         self._kept: deque[Block] = deque()
         self._reader: BlockReader | None = None
@@ -74,10 +75,6 @@ class StreamSource(Source):
     @property
     def reading(self) -> str | None:
         return 'and tokenizing text' if self._waiting else None
-
-    def _validation(self, index: int, rows: slice, batch_rows: int) -> HostBatch:
-        assert self._held_out is not None
-        return held_out_batch(self._held_out, index, rows, batch_rows)
 
     def _read(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
         """The tokens [first, stop) of the stream, and whether they count as targets."""

@@ -1,6 +1,7 @@
 """Opens token files of any format: their splits and their tokenizer."""
 
 import dataclasses
+from collections.abc import Callable
 
 from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokens.block_files import BlockFiles
@@ -120,22 +121,15 @@ def _say_begin(path: AnyPath, tokenizer: Tokenizer, say: Report) -> None:
         )
 
 
-def open_held_out(
-    path: AnyPath,
-    train: TokenFiles,
-    say: Report,
-    *,
-    end_of_text: int | None = None,
-    dtype: IdType | None = None,
-    directory: AnyPath | None = None,
-    cache: BlockFiles | None = None,
-) -> TokenStore:
+def open_held_out(path: AnyPath, train: TokenFiles, open_files: Callable[..., TokenFiles]) -> TokenStore:
     """Opens a separate path for validation: its split 'validation', otherwise 'train'.
+
+    `open_files` is `open_token_files` with the arguments that the training tokens were opened with.
 
     Raises UserError if its tokenizer differs from that of the training tokens.
     """
     if is_flat_tokens(path):
-        files = open_token_files(path, say, cache=cache)
+        files = open_files(path, end_of_text=None, dtype=None)  # it has its own
         known = {each.identity.sha256 for each in (files, train)} - {None}
         if len(known) > 1 or files.identity.vocab_size > train.identity.vocab_size:
             raise UserError(f'{path}: made by another tokenizer than {train.path}\n  tokenize both with the same one')
@@ -145,15 +139,7 @@ def open_held_out(
                 f'{list(train.identity.begin_of_text)}\n  tokenize both with the same data.begin_of_text'
             )
     else:
-        files = open_token_files(
-            path,
-            say,
-            tokenizer=train.tokenizer,
-            vocab_size=train.identity.vocab_size,
-            end_of_text=end_of_text,
-            dtype=dtype,
-            directory=directory,
-        )
+        files = open_files(path, tokenizer=train.tokenizer, vocab_size=train.identity.vocab_size)
     return files.splits.get('validation') or files.splits['train']
 
 
