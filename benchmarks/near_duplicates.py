@@ -20,10 +20,10 @@ os.environ['RAYON_NUM_THREADS'] = '1'  # before rensa is imported
 
 from result_files import circumstances, write_result
 
-from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection, shards
+from pretrax.data.corpus.corpus import Corpus, shards
 from pretrax.data.corpus.listing import find_files
 from pretrax.data.corpus.near_duplicates import band_keys, bands_and_rows, clusters, probability
-from pretrax.data.corpus.selection import NearDuplicates
+from pretrax.data.corpus.selection import NearDuplicates, RowCounts, Selection
 from pretrax.data.corpus.stdlib import stdlib_files
 from pretrax.system.software import versions
 

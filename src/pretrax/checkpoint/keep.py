@@ -12,8 +12,7 @@ def has_finite_state(description: Mapping[str, Any]) -> bool:
 
 
 def is_good(description: Mapping[str, Any]) -> bool:
-    """Whether a rollback may return to a checkpoint: it is doubtful if steps were being skipped, or if its state has
-    non-finite values."""
+    """Whether a rollback may return to a checkpoint: no steps were being skipped, and its state is finite."""
     return not description.get('skipped_in_a_row') and has_finite_state(description)
 
 

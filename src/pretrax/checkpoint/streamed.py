@@ -30,9 +30,7 @@ class StreamedArray:
 def write_streamed(
     directory: pathlib.Path, step: int, weights: Mapping[str, StreamedArray], description: dict[str, Any]
 ) -> pathlib.Path:
-    """Writes weights, by their dotted paths, to `<directory>/<step>`.
-    If interrupted, the directory keeps its temporary name.
-    """
+    """Writes weights, by dotted path, to `<directory>/<step>`, which keeps a temporary name if interrupted."""
     place = partial_directory(directory.absolute(), step)
     if place.exists():  # left by an interrupted import
         shutil.rmtree(place)

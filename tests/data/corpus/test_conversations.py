@@ -13,7 +13,7 @@ import reference
 from chat_templates import ANSWERED, TAGGED, TEMPLATES, VARIABLES, backend
 from data_options import data_options
 from pretrax.data.batches.packing import PackedDocuments
-from pretrax.data.corpus.corpus import RowCounts
+from pretrax.data.corpus.selection import RowCounts
 from pretrax.data.text import find_corpus, tokenize_text
 from pretrax.data.tokens.flat_tokens import open_split
 from pretrax.data.tokens.flat_tokens_check import verify

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection, shards
+from pretrax.data.corpus.corpus import Corpus, shards
 from pretrax.data.corpus.listing import find_files
+from pretrax.data.corpus.selection import RowCounts, Selection
 from pretrax.errors import UserError
 
 TEXTS = st.text(st.characters(exclude_categories=['Cs']), max_size=40)

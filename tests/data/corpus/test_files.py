@@ -7,8 +7,9 @@ import os
 import pytest
 import zstandard
 
-from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection
+from pretrax.data.corpus.corpus import Corpus
 from pretrax.data.corpus.listing import find_files
+from pretrax.data.corpus.selection import RowCounts, Selection
 from pretrax.errors import UserError
 
 

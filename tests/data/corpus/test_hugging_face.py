@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_options import data_options
-from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection, shards
+from pretrax.data.corpus.corpus import Corpus, shards
 from pretrax.data.corpus.hugging_face import find_dataset
+from pretrax.data.corpus.selection import RowCounts, Selection
 from pretrax.data.options import HuggingFaceOptions
 from pretrax.data.text import open_text
 from pretrax.errors import UserError

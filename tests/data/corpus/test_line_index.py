@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrax.cli import main
-from pretrax.data.corpus.corpus import Corpus, RowCounts, shards
+from pretrax.data.corpus.corpus import Corpus, shards
 from pretrax.data.corpus.line_index import _HEADER, find_index, index_path, write_index
 from pretrax.data.corpus.listing import find_files
+from pretrax.data.corpus.selection import RowCounts
 from pretrax.errors import UserError
 
 COMPRESS = {'': bytes, '.gz': gzip.compress, '.zst': zstandard.ZstdCompressor().compress}

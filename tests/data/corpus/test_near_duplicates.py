@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection, shards
+from pretrax.data.corpus.corpus import Corpus, shards
 from pretrax.data.corpus.listing import find_files
 from pretrax.data.corpus.near_duplicates import band_keys, bands_and_rows, clusters, probability
-from pretrax.data.corpus.selection import NearDuplicates
+from pretrax.data.corpus.selection import NearDuplicates, RowCounts, Selection
 from pretrax.data.corpus.stdlib import stdlib_files
 from pretrax.data.tokenize import prepare as prepare_module
 from pretrax.data.tokenize.prepare import Work, prepare

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection, shards
+from pretrax.data.corpus.corpus import Corpus, shards
 from pretrax.data.corpus.listing import find_files
-from pretrax.data.corpus.selection import Filter
+from pretrax.data.corpus.selection import Filter, RowCounts, Selection
 from pretrax.errors import UserError
 
 

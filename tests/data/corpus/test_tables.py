@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from pretrax.data.corpus import content as content_module
 from pretrax.data.corpus import tables
 from pretrax.data.corpus import tables as tables_module
-from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection, shards
+from pretrax.data.corpus.corpus import Corpus, shards
 from pretrax.data.corpus.listing import find_files
+from pretrax.data.corpus.selection import RowCounts, Selection
 from pretrax.errors import UserError
 
 TEXT = st.text(st.characters(exclude_categories=['Cs']), max_size=30)

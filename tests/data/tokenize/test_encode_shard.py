@@ -4,9 +4,10 @@ import json
 
 import tokenizers
 
-from pretrax.data.corpus.corpus import Corpus, Selection
+from pretrax.data.corpus.corpus import Corpus
 from pretrax.data.corpus.document import Document
 from pretrax.data.corpus.listing import find_files
+from pretrax.data.corpus.selection import Selection
 from pretrax.data.tokenize import encode_shard
 from pretrax.data.tokenize.prepare import Work, prepare
 from pretrax.data.tokens.flat_tokens import open_split

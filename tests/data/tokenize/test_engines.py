@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pretrax.data.corpus.corpus import Corpus, Selection
+from pretrax.data.corpus.corpus import Corpus
 from pretrax.data.corpus.listing import find_files
-from pretrax.data.corpus.selection import NearDuplicates
+from pretrax.data.corpus.selection import NearDuplicates, Selection
 from pretrax.data.tokenize import prepare as prepare_module
 from pretrax.data.tokenize.engines import Processes
 from pretrax.data.tokenize.prepare import Work, prepare
@@ -99,9 +99,9 @@ PROGRAM = textwrap.dedent("""
     import sys
     from pathlib import Path
     from pretrax.data.tokenize import prepare
-    from pretrax.data.corpus.corpus import Corpus, Selection
+    from pretrax.data.corpus.corpus import Corpus
     from pretrax.data.corpus.listing import find_files
-    from pretrax.data.corpus.selection import NearDuplicates
+    from pretrax.data.corpus.selection import NearDuplicates, Selection
 
     prepare.SHARD_BYTES = 3_000
     selection = Selection(deduplicate=True, near_duplicates=NearDuplicates(), max_characters=400)

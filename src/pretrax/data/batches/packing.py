@@ -22,8 +22,8 @@ from pretrax.data.batches.block_cache import BlockCache, Tokens
 from pretrax.data.batches.source import HostBatch
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import UserError
-from pretrax.storage import AnyPath, BucketPath
-from pretrax.system.atomic import write_file
+from pretrax.storage import AnyPath
+from pretrax.storage.locate import write_whole
 
 # A group has about PLANNED_TOKENS tokens, or PLANNED_ROWS rows if that is more.
 PLANNED_TOKENS = 1 << 18
@@ -177,11 +177,8 @@ class PackedDocuments:
         say(f'packing: planned {self.tokens.n_documents:,} documents in {time.perf_counter() - started:.1f} s: {path}')
         content = io.BytesIO()
         np.savez(content, **index._asdict())
-        if isinstance(path, BucketPath):
-            path.write_bytes(content.getvalue())
-        else:
-            directory.mkdir(parents=True, exist_ok=True)
-            write_file(path, content.getvalue())
+        directory.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content.getvalue())
         return index
 
     def _make_index(self) -> Index:

@@ -42,8 +42,6 @@ from pretrax.data.corpus.storage import opened, refusal
 from pretrax.data.corpus.tables import Delimited, RowGroups
 from pretrax.errors import Report
 
-__all__ = ['Corpus', 'RowCounts', 'Selection', 'Shard', 'shards']
-
 # A corpus of at most this many bytes is identified by its content, a larger one by its names, sizes and modification
 # times.
 DIGESTED = 1 << 30

@@ -6,7 +6,8 @@ The sample depends only on the documents, not on their order or on the number of
 import heapq
 from collections.abc import Sequence
 
-from pretrax.data.corpus.corpus import RowCounts, Shard
+from pretrax.data.corpus.corpus import Shard
+from pretrax.data.corpus.selection import RowCounts
 from pretrax.data.tokenize.encode_shard import Progress, n_bytes_of, text_hash
 from pretrax.data.tokenize.engines import Engine
 
