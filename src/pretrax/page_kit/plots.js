@@ -43,6 +43,7 @@ export const config = (more = {}) => ({
 
 const MOST = 101; // values of a curve that count, at equal distances in their order
 const FENCE = 3; // interquartile ranges beyond the quartiles: "far out" of Tukey 1977, Exploratory Data Analysis, section 2D
+const NEAR = 2; // what is within so many ranges of the values inside of the fence belongs to them
 const WORTH = 10; // the range of all values must be so many times that of the others: they would have a tenth of the height
 
 /**
@@ -62,20 +63,23 @@ export function clipped(curves, toPlotly = x => x) {
   const quartile = part => sample[Math.round(part / 4 * (sample.length - 1))];
   const reach = FENCE * (quartile(3) - quartile(1));
   if (!(reach > 0)) return null;
-  const fence = [quartile(1) - reach, quartile(3) + reach];
-  const all = [Infinity, -Infinity];
-  const inner = [Infinity, -Infinity];
-  for (const values of finite) {
-    for (const value of values) {
-      for (const range of value >= fence[0] && value <= fence[1] ? [all, inner] : [all]) {
-        range[0] = Math.min(range[0], value);
-        range[1] = Math.max(range[1], value);
+  const extent = (from, to) => {
+    const range = [Infinity, -Infinity];
+    for (const values of finite) {
+      for (const value of values) {
+        if (value < from || value > to) continue;
+        if (value < range[0]) range[0] = value;
+        if (value > range[1]) range[1] = value;
       }
     }
-  }
+    return range;
+  };
+  const grown = ([low, high], part) => [low - part * (high - low), high + part * (high - low)];
+  const all = extent(-Infinity, Infinity);
+  const near = extent(quartile(1) - reach, quartile(3) + reach);
+  const inner = extent(...grown(near, NEAR)); // the beginning of a loss is not cut for the sake of a point far above it
   if (!(all[1] - all[0] > WORTH * (inner[1] - inner[0]))) return null;
-  const room = 0.06 * (inner[1] - inner[0]);
-  const range = [inner[0] - room, inner[1] + room];
+  const range = grown(inner, 0.06);
   return { range, ...marks(curves, range, toPlotly) };
 }
 

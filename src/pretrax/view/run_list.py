@@ -22,7 +22,7 @@ from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.parts import PART, parts_of
 from pretrax.view.record.columns import Columns, parse_columns
 from pretrax.view.record.state import state_of
-from pretrax.view.record.verdict import Losses, verdict
+from pretrax.view.record.verdict import KEYS, Losses, verdict
 from pretrax.view.tables import text_table
 
 METRICS = 'metrics.jsonl'
@@ -141,9 +141,8 @@ def _summary(name: str, path: AnyPath) -> RunSummary:
 def _verdict(content: bytes, newest: Columns) -> str:
     """The verdict on the first and the newest losses."""
     parts = [newest] if len(content) <= _TAIL else [parse_columns(content[:_HEAD].rpartition(b'\n')[0]), newest]
-    columns = [losses for part in parts if (losses := Losses.from_columns(part, 'loss'))]
-    joined = Losses(*(np.concatenate(arrays) for arrays in zip(*columns, strict=True)))
-    return verdict(joined, Losses.from_columns(newest, 'val_loss'))
+    by_key = [[Losses.from_columns(part, key) for part in parts] for key in KEYS]
+    return verdict(*(Losses(*(np.concatenate(arrays) for arrays in zip(*one, strict=True))) for one in by_key))
 
 
 def _best_validation(content: bytes) -> tuple[float, int] | None:

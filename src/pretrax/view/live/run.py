@@ -28,7 +28,7 @@ from pretrax.view.record.columns import Columns, parse_columns
 from pretrax.view.record.run_record import is_sample
 from pretrax.view.record.settings import parse_settings, value_of
 from pretrax.view.record.state import state_of
-from pretrax.view.record.verdict import Losses, verdict_of
+from pretrax.view.record.verdict import KEYS, Losses, verdict_of
 
 WAITING, REMOVED = 'waiting', 'removed'  # besides the states of observe/attempts.py
 SAMPLES, ATTEMPTS_SHOWN, MOST_EVENTS = 50, 50, 10_000  # the newest ones
@@ -200,7 +200,7 @@ class WatchedRun:
         if is_stalled:
             found.append('stalled: no new line for much longer than usual')
         losses = {}
-        for key in curves.by_key.keys() & {'loss', 'val_loss'}:
+        for key in curves.by_key.keys() & {*KEYS}:
             points = curves.by_key[key].points
             is_finite = np.isfinite(points.means)  # the others have lines of their own
             losses[key] = Losses(points.steps[is_finite], points.means[is_finite])

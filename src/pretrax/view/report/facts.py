@@ -67,7 +67,7 @@ def one_line(record: RunRecord) -> str:
     parameters = known.get('parameters')
     devices = f'{known["devices"]} x {known["device_kind"]}' if {'devices', 'device_kind'} <= known.keys() else ''
     newest = moment(max([event['time'] for event in record.events], default=None))
-    size_of_model = f'{prefixed(parameters)} parameters' if _is_number(parameters) else ''
+    size_of_model = f'{prefixed(float(parameters))} parameters' if parameters and _is_number(parameters) else ''
     return ' · '.join(filter(None, [size_of_model, devices, f'newest event {newest} UTC' if newest else '']))
 
 
