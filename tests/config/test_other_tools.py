@@ -1,6 +1,7 @@
 """What users of other tools type: every answer is a line that can be used, or says what to do."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from pretrax.config.registry import DEFAULTS, options_model
 from pretrax.config.schema import RunConfig
 from pretrax.errors import UserError
 
+REPOSITORY = Path(__file__).parents[2]
 # What is typed on the command line of the quickstart, and what the answer tells the user to write.
 LINES = """
 lr=1e-3                                optimizer.learning_rate=0.001
@@ -186,6 +188,10 @@ resume=true                            resumes
 resume_from_checkpoint=true            resumes
 compile=true                           XLA
 steps=1000k                            steps
+batch.sequence_length=100              nearest: 4000 or 4100; or batch.sequence_length
+batch.tokens=1000                      nearest: 768 or 1024; or batch.sequence_length
+batch.sequence_length=[[0,100],[9,256]]    is 100 from step 0 on, which does not divide the longest (256)
+batch.sequence_length=[[0,60],[9,256]] nearest: 64; shorter sequences are equal parts
 """
 TYPED = [line.split(maxsplit=1) for line in LINES.strip().splitlines()]
 
@@ -202,6 +208,29 @@ def test_the_answer_to_a_line_of_another_tool_can_be_used(typed, answer):
         assert written is not None
         if 'init_from' not in answer and 'preset' not in answer:  # these read files, or need another tokenizer
             load('quickstart', [written[1]])
+
+
+@pytest.mark.parametrize(
+    ('text', 'answer'),
+    [
+        ('extends: BASE\nmodel:\nn_layers: 2\nd_model: 64\n', ':2: model is empty, and n_layers, d_model below it not'),
+        ('extends: BASE\nsteps: 3\noptimizer:\nb1: 0.9\nname: x\n', ':3: optimizer is empty, and b1 below it not'),
+        ('extends: BASE\ndata:\ntext: stdlib\nmodel:\n  n_layers: 2\n', ':2: data is empty, and text below it not'),
+    ],
+)
+def test_a_section_without_indentation_is_named_first(tmp_path, text, answer):
+    file = tmp_path / 'run.yaml'
+    file.write_text(text.replace('BASE', str(REPOSITORY / 'configs' / 'quickstart.yaml')))
+    with pytest.raises(UserError) as refused:
+        load(file)
+    assert f'{file}{answer} indented\nwrite\n' in str(refused.value)
+    assert len(str(refused.value).splitlines()) <= 10
+
+
+def test_an_empty_section_is_none(tmp_path):
+    file = tmp_path / 'run.yaml'
+    file.write_text(f'extends: {REPOSITORY}/configs/quickstart.yaml\ndistill:\nsteps: 70\n')
+    assert load(file).distill is None
 
 
 def test_every_name_leads_to_a_key_that_exists_and_is_no_key_itself():

@@ -6,6 +6,7 @@ It is a list, not a mapping, so that a schedule on the command line replaces tha
 """
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -49,7 +50,8 @@ def problems_of(
             yield Problem(
                 ('sequence_length',),
                 f'is {length} from step {step} on, which does not divide the longest ({longest})',
-                'shorter sequences are equal parts of the longest ones, so that no token is skipped or repeated',
+                f'nearest: {_nearest_divisor(longest, length)}; shorter sequences are equal parts of the longest ones, '
+                'so that no token is skipped or repeated',
             )
     is_plain = isinstance(tokens, int) and isinstance(sequence_length, int)
     for step, n in _changes(tokens):
@@ -59,7 +61,8 @@ def problems_of(
             yield Problem(
                 ('tokens',),
                 f'is {n}{when}; expected a multiple of {which}batch.sequence_length ({longest})',
-                f'nearest: {" or ".join(map(str, near))}',
+                f'nearest: {" or ".join(map(str, near))}'
+                + (f'; or batch.sequence_length={_nearest_divisor(n, longest)}' if is_plain else ''),
             )
             return
     for step, size in batch_sizes(tokens, sequence_length, micro).items():
@@ -71,6 +74,12 @@ def problems_of(
                 f'a step has {size.tokens} tokens / {size.sequence_length} = {size.sequences} sequences',
             )
             return
+
+
+def _nearest_divisor(number: int, to: int) -> int:
+    """The divisor of a number that is nearest to another one."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return min({*small, *(number // n for n in small)}, key=lambda n: (abs(n - to), n))
 
 
 def _problems_of_steps(key: str, value: int | ByStep) -> Iterator[Problem]:

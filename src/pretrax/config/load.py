@@ -195,6 +195,8 @@ def _real(path: AnyPath) -> AnyPath:
 
 def _checked(layers: list[Layer], name: str, recorded: bool = False, written_in: AnyPath | None = None) -> RunConfig:
     values, origins, notes = _merged(layers)
+    for layer in layers:
+        _check_indentation(layer)
     check_names(layers, values, written_in)
     place = Places(origins, name)
     values, references = _resolved(values, origins, name, recorded)
@@ -209,6 +211,20 @@ def _checked(layers: list[Layer], name: str, recorded: bool = False, written_in:
     config._references = references
     config._notes = tuple(notes)
     return config
+
+
+def _check_indentation(layer: Layer) -> None:
+    """Raises UserError if keys follow the name of a section, which is empty, without indentation."""
+    section, inside = None, dict[str, list[str]]()
+    for key, value in layer.values.items():
+        if key in RunConfig.model_fields:
+            section = key if value is None else None
+        elif section is not None:
+            inside.setdefault(section, []).append(str(key))
+    for section, keys in inside.items():
+        place = layer.origins.get((section,), 'the configuration')
+        shown = '\n'.join([f'    {section}:', *(f'      {key}: ...' for key in keys[:5])])
+        raise UserError(f'{place}: {section} is empty, and {", ".join(keys[:5])} below it not indented\nwrite\n{shown}')
 
 
 def _merged(layers: list[Layer]) -> tuple[dict[str, Any], dict[KeyPath, str], list[str]]:
