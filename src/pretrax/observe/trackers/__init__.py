@@ -76,11 +76,11 @@ def check_trackers(choices: Mapping[str, str | bool]) -> list[str]:
         UserError: a package or a key is missing, or there is no MLflow server at the URI. What W&B's server would say
             is not known.
     """
-    check_credentials(choices)
     for key, choice in choices.items():
         needs(_TRACKERS[key].package, key)
         if key == 'mlflow' and isinstance(choice, str):
             _check_server(choice)
+    check_credentials(choices)
     return list(choices)
 
 
