@@ -5,6 +5,7 @@ One table, for `train`, `train --dry-run` and the check of `launch`.
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -148,6 +149,19 @@ def test_what_is_cheap_to_find_out_is_refused_before_dear_work(
         assert len(refused.value.short_text().splitlines()) <= 10
         assert dear == []
     assert sorted(tmp_path.rglob('*')) == before
+
+
+def test_a_run_whose_text_is_gone_names_its_tokens_and_continues_with_them(values, tmp_path):
+    values |= {'model': BIGRAM, 'steps': 2}
+    pretrain(config_from_values(values), progress=Quiet())
+    Path(values['data']['text']).unlink()
+    with pytest.raises(UserError) as refused:
+        pretrain(config_from_values(values | {'steps': 4}), progress=Quiet())
+    words = str(refused.value).rpartition('to continue with them: ')[2].split()
+    assert words[-1] == '--allow-changes'
+    assert 'no such file' in str(refused.value)
+    continued = config_from_values(values | {'steps': 4}, words[:-1])
+    assert int(pretrain(continued, progress=Quiet(), allow_changes=True).state.step) == 4
 
 
 def test_dear_work_is_done_in_this_order_by_a_run_that_starts(values, dear):

@@ -16,7 +16,7 @@ from pretrax.config.registry import DEFAULTS
 from pretrax.config.schema import Distill, Faults, Log
 from pretrax.data.batches.source import DataRequest, Source
 from pretrax.data.batches.synthetic import SyntheticSource
-from pretrax.data.options import PREFIX, STDLIB
+from pretrax.data.options import PREFIX, STDLIB, TextOptions, keys_of_text
 from pretrax.data.text import check_text
 from pretrax.data.tokenizers.tokenizer_files import BYTES
 from pretrax.errors import Report, UserError, disk_fix
@@ -59,7 +59,15 @@ def check_start(config: RunConfig, report: Report, allow_changes: bool = False, 
     if absent:
         named = ', '.join(f'{key}={name}' for key, names in absent.items() for name in names)
         report(f'WARNING: {named}: not here, so not checked; the machines of the run need it')
-    vocab_size = check_text(options) if data.name == DEFAULTS['data'] and 'data' not in absent else None
+    try:
+        vocab_size = check_text(options) if data.name == DEFAULTS['data'] and 'data' not in absent else None
+    except UserError as error:
+        prepared = sorted((working_directory(run_dir) / 'data').glob('tokens-*'))
+        if not prepared or not isinstance(options, TextOptions):
+            raise
+        nulls = ' '.join(f'data.{key}=null' for key in dict.fromkeys(['text', *keys_of_text(options)]))
+        fix = f'data.tokens={prepared[-1]} {nulls} --allow-changes'
+        raise UserError(f'{error}\nthis run has the tokens of its text; to continue with them: {fix}') from error
     try:
         if 'init_from' not in absent:
             check_init_from(run_dir, config.model.name, config.start)
