@@ -48,11 +48,13 @@ _PUBLIC = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    module, _, attribute = _PUBLIC[name].partition(':')
-    return getattr(importlib.import_module(f'{__name__}.{module}'), attribute)
+if not TYPE_CHECKING:  # a type checker would take it for a promise that every name exists
+
+    def __getattr__(name: str) -> Any:
+        if name not in _PUBLIC:
+            raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+        module, _, attribute = _PUBLIC[name].partition(':')
+        return getattr(importlib.import_module(f'{__name__}.{module}'), attribute)
 
 
 def __dir__() -> list[str]:
