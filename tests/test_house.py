@@ -33,7 +33,7 @@ MAY_IMPORT = {
     'storage': {'errors', 'system'},
     'config': {'errors', 'storage', 'infer', 'tables'},  # of `infer` the settings of sampling
     'model': {'errors', 'jax_compat', 'shardlib', 'tables'},
-    'cost': {'amounts', 'errors', 'model'},
+    'cost': {'amounts', 'errors', 'model', 'tables'},
     'hlo': {'cost', 'tables'},
     'system': {'errors', 'cost'},
     'data': {'errors', 'system', 'storage'},
@@ -109,12 +109,12 @@ STAYS, RETURNS = 18, 4
 # How many files of the source name an option of the decoder, by its last part: the median of all options.
 FILES_PER_OPTION = 9
 # All lines of the Python source. Only a new feature raises it, by what it needs; the aim is 70,000.
-SOURCE_LINES = 79_637
+SOURCE_LINES = 79_403
 # Functions with more than 7 parameters; functions of more than 60 lines; calls with more than 6 arguments by position.
 # They only go down, to none.
 LONG_SIGNATURES, LONG_FUNCTIONS, LONG_CALLS = 19, 12, 27
 # Tables in the source whose layout ruff does not touch. They only go down.
-LAID_OUT_BY_HAND = 22
+LAID_OUT_BY_HAND = 19
 SPINE = ('cli/train.py', 'run/loop.py', 'train/step.py', 'model/transformer.py')
 # Modules without a test of their own name, by the test that runs them.
 TESTED_BY = {

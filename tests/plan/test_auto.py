@@ -126,11 +126,11 @@ def test_unknown_devices_get_the_default_mesh(monkeypatch):
 
 def test_the_plan_uses_the_memory_that_devices_report(monkeypatch):
     node = parse_topology('h200x8')
-    monkeypatch.setattr(auto, '_here', lambda: Here('cuda', node.memory * 3 // 4, 8, 1, node))
+    monkeypatch.setattr(auto, '_here', lambda: Here(**vars(node), reported=node.memory * 3 // 4))
     monkeypatch.setattr(auto, 'measured_micro', lambda *_: (1, 'measured'))
     config = settled(from_values(LARGE), lambda text: None)
     assert 'planned' in config.origins['mesh',]
-    monkeypatch.setattr(auto, '_here', lambda: Here('cuda', 10**9, 8, 1, node))
+    monkeypatch.setattr(auto, '_here', lambda: Here(**vars(node), reported=10**9))
     with pytest.raises(UserError, match='8 x H200 SXM in this machine; the smallest needs'):
         settled(from_values(LARGE), lambda text: None)
 

@@ -19,50 +19,22 @@ from typing import Any
 
 import numpy as np
 
-from pretrax.cost.topology import MACHINES, Topology
+from pretrax.cost.devices import GIGA, Link, machines
+from pretrax.cost.topology import Topology
 from pretrax.model.axes import OUTSIDE_IN
-
-
-@dataclasses.dataclass(frozen=True)
-class Link:
-    """Bytes/s of one device: `inside` a slice or node, `between` slices or nodes.
-
-    `inside` is for a TPU that of a ring over one dimension of the torus, which uses a link in both directions; for a
-    GPU that of NVLink in one direction.
-    """
-
-    inside: float
-    between: float
-    source: str
-
-
-_BOOK = 'Austin et al. 2025, How to Scale Your Model, jax-ml.github.io/scaling-book/tpus'
-_NVIDIA = 'NVIDIA DGX and HGX datasheets: NVLink in one direction, one 400 Gb/s (A100: 200) network card per GPU'
-# By `Device.name`. Between slices: the device's share of its host.
-LINKS = {
-    'TPU v4': Link(2 * 4.5e10, 6.25e9, _BOOK),
-    'TPU v5e': Link(2 * 4.5e10, 3.125e9, _BOOK),
-    'TPU v5p': Link(2 * 9e10, 6.25e9, _BOOK),
-    'TPU v6e': Link(2 * 9e10, 12.5e9, _BOOK),
-    'TPU v7 (half a chip)': Link(9e10, 12.5e9, 'docs.cloud.google.com/tpu/docs/tpu7x'),
-    'A100 SXM 80GB': Link(300e9, 25e9, _NVIDIA),
-    'H100 SXM': Link(450e9, 50e9, _NVIDIA),
-    'H200 SXM': Link(450e9, 50e9, _NVIDIA),
-    'B200': Link(900e9, 50e9, _NVIDIA),
-}
 
 
 def link_of(topology: Topology) -> Link:
     """The links of hardware, with the network cards of the machine if it was named."""
-    link = LINKS[topology.device.name]
+    link = topology.target.link
     if not topology.machine:
         return link
-    gigabits = MACHINES[topology.machine][1]
-    return dataclasses.replace(link, between=gigabits / 8 * 1e9 / math.prod(topology.shape))
+    gigabits = machines()[topology.machine]['gigabits']
+    return dataclasses.replace(link, between=gigabits / 8 * GIGA / math.prod(topology.shape))
 
 
 def closed_rings(topology: Topology) -> list[bool]:
-    """Whether each dimension of a TPU slice is a closed ring. Source: `_BOOK`, and docs.cloud.google.com/tpu/docs."""
+    """Whether each dimension of a TPU slice is a closed ring. Sources: the link's, docs.cloud.google.com/tpu/docs."""
     sides, multiple = topology.shape, 16 if len(topology.shape) == 2 else 4
     return [side % multiple == 0 and (len(sides) == 2 or all(s % 4 == 0 for s in sides)) for side in sides]
 
@@ -137,7 +109,7 @@ class Network:
         if not rates:  # two devices of one chip
             return sent / self.link.inside, frozenset({'chip'})
         links = frozenset('xyz'[k] + sign for k in rates for sign in '+-')
-        if exchange:  # a byte takes a quarter of the ring on average: _BOOK
+        if exchange:  # a byte takes a quarter of the ring on average: as `Tpu.link`
             return max(n_bytes * counts[k] / 4 / rates[k] for k in rates), links
         rate = sum(rates.values()) if rings is None else min(rings * one_way, sum(rates.values()))
         return sent / rate, links

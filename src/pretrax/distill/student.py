@@ -36,7 +36,7 @@ from pretrax.distill.hidden_states import (
 from pretrax.distill.top_k import TopK, as_logits, top_k_of
 from pretrax.errors import UserError
 from pretrax.model.axes import along
-from pretrax.model.choices import TransformerOptions
+from pretrax.model.choices import DROPOUT, EXECUTION, TransformerOptions
 from pretrax.model.ends import gather_ends
 from pretrax.model.loss import Batch, LossTerms, chunks_of, in_chunks, join_tokens, loss_terms, over_chunks
 from pretrax.model.multi_token import predict_ahead
@@ -50,23 +50,14 @@ Direction = Literal['forward', 'reverse']
 LogitsOf = Callable[[jax.Array], jax.Array]  # hidden states after the last layer -> logits
 # Options of a decoder that a teacher does not take from its checkpoint: they say how it was trained, not what it
 # computes
-OF_TRAINING = (
-    'layers',
-    'save',
-    'loss_chunks',
-    'batch_parts',
-    'attention.kernel',
-    'pipeline.rounds',
-    'pipeline.schedule',
-    'attention.context',
+OF_TRAINING = {
+    *EXECUTION,
+    *DROPOUT,
+    'dropout',
     'multi_token.n_layers',
     'multi_token.loss',
     'experts.router.balance_over',
-    'dropout',
-    'attention.dropout',
-    'block.dropout',
-    'embedding.dropout',
-)
+}
 
 
 @pytree_dataclass

@@ -87,7 +87,8 @@ def memory(context: Context) -> Iterator[Finding]:
 
 def swap(context: Context) -> Iterator[Finding]:
     """A machine that swaps is slow by orders of magnitude."""
-    values = _meminfo(context)
+    lines = (line.split() for line in context.read('proc/meminfo').splitlines())
+    values = {words[0].rstrip(':'): int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdecimal()}
     used = values.get('SwapTotal', 0) - values.get('SwapFree', 0)
     if used > GIB and used > values.get('MemTotal', 0) / 20:
         yield warning('swap', f'{size(used)} in use', 'end what fills the memory; then swapoff -a && swapon -a')
@@ -123,8 +124,3 @@ def huge_pages(context: Context) -> Iterator[Finding]:
         )
     else:
         yield Finding('huge pages', f'transparent huge pages: {chosen}')
-
-
-def _meminfo(context: Context) -> dict[str, int]:
-    lines = (line.split() for line in context.read('proc/meminfo').splitlines())
-    return {words[0].rstrip(':'): int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdecimal()}

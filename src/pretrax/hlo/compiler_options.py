@@ -6,24 +6,13 @@ leaves out what the installed XLA does not know, and applies `compiler.options` 
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from pretrax.cost.devices import lookup, tpus
 from pretrax.tables import read_table
 
 Value = bool | int | float | str
-
-# JAX's `device_kind` of each TPU, by the name of its version.
-_TPUS = {
-    'v4': 'TPU v4',
-    'v5e': 'TPU v5 lite|TPU v5e',
-    'v5p': 'TPU v5|TPU v5p',
-    'v6e': 'TPU v6 lite|TPU v6e',
-    'tpu7x': 'TPU7x',
-}
-# TPUs whose SparseCores XLA can use for collectives: docs.cloud.google.com/tpu/docs. That of v4 is for embeddings only.
-SPARSE_CORE = ('v5p', 'v6e', 'tpu7x')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,17 +78,9 @@ class CompilerOption:
 
 
 TABLE = tuple(
-    CompilerOption(
-        name,
-        value,
-        tuple(row['hardware']),
-        row['reason'],
-        row['evidence'],
-        row.get('axes', ''),
-        row.get('slices'),
-    )
+    CompilerOption(name, value, **row | {'hardware': tuple(row['hardware'])})
     for row in read_table(Path(__file__).with_suffix('.yaml'))
-    for name, value in row['options'].items()
+    for name, value in row.pop('options').items()
 )
 
 
@@ -121,7 +102,8 @@ def written(value: Value) -> str:
 def hardware_of(platform: str, device_kind: str) -> str:
     """`Situation.hardware` of a JAX device."""
     if platform == 'tpu':
-        return next((name for name, kinds in _TPUS.items() if re.fullmatch(kinds, device_kind.strip())), 'tpu')
+        device = lookup(device_kind)
+        return next((version for version, tpu in tpus().items() if tpu.device == device), 'tpu')
     return 'gpu' if platform in ('gpu', 'cuda') else platform
 
 
@@ -132,10 +114,11 @@ def wrong_hardware(name: str, hardware: str) -> str | None:
     """
     if any(row.name == name and hardware in row.hardware for row in TABLE):
         return None
-    mine = 'tpu' if hardware in (*_TPUS, 'tpu') else hardware
+    mine = 'tpu' if hardware in (*tpus(), 'tpu') else hardware
     platform = next((one for one in ('tpu', 'gpu', 'cpu') if name.startswith(f'xla_{one}_')), mine)
     if platform != mine:
         return f'it is for {platform.upper()}s'
-    if ('sparse_core' in name or name.startswith('xla_sc_')) and hardware not in SPARSE_CORE:
-        return f'it is for TPUs whose SparseCores run collectives: {", ".join(SPARSE_CORE)}'
+    sparse_core = [version for version, tpu in tpus().items() if tpu.sparse_core]
+    if ('sparse_core' in name or name.startswith('xla_sc_')) and hardware not in sparse_core:
+        return f'it is for TPUs whose SparseCores run collectives: {", ".join(sparse_core)}'
     return None

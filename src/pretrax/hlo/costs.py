@@ -11,43 +11,20 @@ import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from pretrax.cost.devices import Device
 from pretrax.cost.roofline import REACH_GPU, REACH_TPU
 from pretrax.hlo.parse import KINDS, Instruction, computations_of, times_of
+from pretrax.hlo.program import frames_of
 from pretrax.hlo.work import FREE, bodies, flops_with_contents, in_main_memory, inside, traffic_of
+from pretrax.tables import read_table
 
-# Functions of the model, the loss and the step -> phase. The innermost function of a call stack decides.
-PHASES = {
-    'attend': 'attention',
-    'context_parallel_attention': 'attention',
-    'rotate': 'rotation',
-    'qk_norm': 'norms and residuals',
-    'v_norm': 'norms and residuals',
-    'norm': 'norms and residuals',
-    'block': 'norms and residuals',
-    'swiglu': 'activation',
-    'swiglu_oai': 'activation',
-    'geglu': 'activation',
-    'gelu': 'activation',
-    'gelu_erf': 'activation',
-    'relu2': 'activation',
-    'gather': 'weights in the compute dtype',
-    'gather_ends': 'weights in the compute dtype',
-    'attention': 'products of attention',
-    'feed_forward': 'products of the feed-forward',
-    'mixture': 'experts',
-    'unembed': 'head',
-    'loss_terms': 'loss',
-    'embed': 'embedding',
-    'unroll': 'layers taken from their stack',
-    'scan': 'layers taken from their stack',
-    'make_step': 'optimizer',
-    '_call': 'module',
-    '_nll': 'loss',
-}
-# The same for classes of Flax that modules of users call.
-OF_LIBRARIES = {'Embed': 'embedding and head'}
+# The phase of each function
+PHASES, OF_LIBRARIES = (
+    {function: phase for phase, functions in rows.items() for function in functions.split()}
+    for rows in read_table(Path(__file__).with_suffix('.yaml')).values()
+)
 
 
 @dataclasses.dataclass
@@ -116,28 +93,22 @@ class Speed:
             return 0.0, 0.0, 0.0
         types = self.types[computation]
         flops = flops_with_contents(one, types, inside(one, self.computations))
-        moved = sum(self._traffic(one, computation))
+        stored = self.stored_by_name[computation][one.name]
+        moved = sum(traffic_of(stored, self.stored_types[computation], self.stored))
         share = self.reach.attention if 'fmha' in one.rest or 'splash_mha' in one.name else self.reach.products
-        peak = self.device.peak('bf16') * (2 if 'f8e' in _operand_types(one, types) else 1)
+        in_fp8 = one.operation == 'custom-call' and any('f8e' in types.get(name, '') for name in one.operands)
+        peak = self.device.peak('bf16') * (2 if in_fp8 else 1)
         return flops, moved, max(flops / (peak * share), moved / self.bandwidth)
 
     def seconds(self, one: Instruction, computation: str) -> float:
         """Seconds of one run of an instruction."""
         return self.cost(one, computation)[2]
 
-    def _traffic(self, one: Instruction, computation: str) -> tuple[float, float]:
-        one = self.stored_by_name[computation][one.name]
-        return traffic_of(one, self.stored_types[computation], self.stored)
-
 
 def total(found: Sequence[Cost]) -> Cost:
     """The sum of all phases."""
     kernels, flops = sum(one.kernels for one in found), sum(one.flops for one in found)
     return Cost('total', kernels, flops, sum(one.bytes for one in found), sum(one.seconds for one in found))
-
-
-def _operand_types(one: Instruction, types: Mapping[str, str]) -> str:
-    return ' '.join(types.get(name, '') for name in one.operands) if one.operation == 'custom-call' else ''
 
 
 def _phase(one: Instruction, inner: list[Instruction], phases: Mapping[int, str]) -> str:
@@ -159,18 +130,10 @@ def _frame(one: Instruction, phases: Mapping[int, str]) -> str | None:
 
 
 def _phases_of_frames(text: str) -> dict[int, str]:
-    """The phase of every call stack, from the tables at the head of the program."""
-
-    def section(name: str) -> dict[int, str]:
-        head = text.partition(f'\n{name}\n')[2].partition('\n\n')[0]
-        return {int(number): rest for number, _, rest in (line.partition(' ') for line in head.splitlines())}
-
-    functions = {i: name.strip('"').split('.') for i, name in section('FunctionNames').items()}
-    places = {i: int(re.findall(r'function_name_id=(\d+)', line)[0]) for i, line in section('FileLocations').items()}
+    """The phase of every call stack."""
     known, found = OF_LIBRARIES | PHASES, dict[int, str]()
-    for i, line in section('StackFrames').items():  # a frame follows its caller
-        place, caller = (int(n) for n in re.findall(r'=(\d+)', line))
-        own = next((known[part] for part in functions[places[place]] if part in known), None)
-        if phase := own or found.get(caller - 1):
-            found[i] = phase
+    for number, frame in frames_of(text).items():  # a frame follows its caller
+        own = next((known[part] for part in frame.function.split('.') if part in known), None)
+        if phase := own or found.get(frame.caller):
+            found[number] = phase
     return found

@@ -15,24 +15,6 @@ ENTRY = 'ENTRY'  # the name of the main computation
 KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'ragged-all-to-all', 'collective-permute')
 _SCATTER = 'all-reduce-scatter'  # name of a TPU fusion that sums and keeps a slice
 _ASYNC = ('async-start', 'call-start')  # run a computation while others run
-_WIDTH = {
-    'pred': 1,
-    's4': 0.5,
-    'u4': 0.5,
-    's8': 1,
-    'u8': 1,
-    's16': 2,
-    'u16': 2,
-    's32': 4,
-    'u32': 4,
-    's64': 8,
-    'u64': 8,
-    'bf16': 2,
-    'f16': 2,
-    'f32': 4,
-    'f64': 8,
-    'c64': 8,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,8 +270,8 @@ def _axes(groups: list[list[int]] | tuple[str, ...], mesh: Mapping[str, int]) ->
 def bytes_of(result: str, operation: str) -> float:
     """Bytes of a result. For a pair of operands and results, the bytes of the results."""
     sizes = [
-        _WIDTH.get(dtype, 1) * math.prod(int(n) for n in dims.split(',') if n)
-        for dtype, dims in re.findall(r'(\w+)\[([\d,]*)\]', re.sub(r'/\*.*?\*/', '', result))
+        (int(bits) / 8 if bits else 1) * math.prod(int(n) for n in dims.split(',') if n)
+        for bits, dims in re.findall(r'\b[a-z]+(\d*)\w*\[([\d,]*)\]', re.sub(r'/\*.*?\*/', '', result))
     ]
     if operation in ('collective-permute-start', 'send'):
         return max(sizes)

@@ -159,7 +159,7 @@ def parse_program(text: str, mesh: Mapping[str, int] | None = None) -> Program:
     times, _ = times_of(computations)
     communication = {one.name: one.collective for one in find_collectives(computations, mesh)}
     running = _running(computations)
-    frames = _frames_of(text)
+    frames = frames_of(text)
     places, donors = places_of(computations)
     numbers = {
         one.name: _frame_number(one, inside(one, computations), frames)
@@ -242,7 +242,7 @@ def _running(computations: Mapping[str, list[Instruction]]) -> set[str]:
     return found
 
 
-def _frames_of(text: str) -> dict[int, Frame]:
+def frames_of(text: str) -> dict[int, Frame]:
     """The places in the source code, from the tables at the head of the program."""
 
     def section(name: str) -> dict[int, str]:

@@ -124,7 +124,7 @@ def read_schedule(
     Args:
         text: `compiled.as_text()`, of a program for a TPU or an NVIDIA GPU.
         mesh: {axis: size} in the order of the mesh.
-        topology: the hardware that it was compiled for; its links must be known (`links.LINKS`).
+        topology: the hardware that it was compiled for.
         places: see `links.Network`.
     """
     return _Reader(text, mesh, topology, places).read()

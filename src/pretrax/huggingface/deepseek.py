@@ -7,17 +7,22 @@ from typing import Any
 from pretrax.huggingface.fields import Field, Options, number, whole, wrong
 from pretrax.model.architecture import Architecture
 
+# Option -> its field
+_WIDTHS = {
+    'attention.latent.kv_rank': 'kv_lora_rank',
+    'attention.latent.d_nope': 'qk_nope_head_dim',
+    'attention.latent.d_rope': 'qk_rope_head_dim',
+    'attention.d_head': 'v_head_dim',
+}
+
 
 @dataclass(frozen=True)
 class LatentAttention(Field):
     """The widths of latents and heads. The files store rotated pairs next to each other (names.py)."""
 
     fields = (
+        *_WIDTHS.values(),
         'q_lora_rank',
-        'kv_lora_rank',
-        'qk_nope_head_dim',
-        'qk_rope_head_dim',
-        'v_head_dim',
         'num_attention_heads',
         'num_key_value_heads',
         'rope_interleave',
@@ -35,10 +40,7 @@ class LatentAttention(Field):
         return {
             'attention.n_heads': heads,
             'attention.latent.q_rank': 0 if q_rank is None else whole('q_lora_rank', q_rank),
-            'attention.latent.kv_rank': whole('kv_lora_rank', config['kv_lora_rank']),
-            'attention.latent.d_nope': whole('qk_nope_head_dim', config['qk_nope_head_dim']),
-            'attention.latent.d_rope': whole('qk_rope_head_dim', config['qk_rope_head_dim']),
-            'attention.d_head': whole('v_head_dim', config['v_head_dim']),
+            **{option: whole(field, config[field]) for option, field in _WIDTHS.items()},
         }
 
     def write(self, arch: Architecture) -> dict[str, Any]:
@@ -48,10 +50,7 @@ class LatentAttention(Field):
             'num_attention_heads': arch.attention.n_heads,
             'num_key_value_heads': arch.attention.n_kv_heads,
             'q_lora_rank': arch.attention.latent.q_rank or None,
-            'kv_lora_rank': arch.attention.latent.kv_rank,
-            'qk_nope_head_dim': arch.attention.latent.d_nope,
-            'qk_rope_head_dim': arch.attention.latent.d_rope,
-            'v_head_dim': arch.attention.d_head,
+            **{field: arch.option(option) for option, field in _WIDTHS.items()},
         }
 
 

@@ -10,32 +10,19 @@ from pretrax.huggingface.fields import Options, number, whole, wrong
 from pretrax.model.rope_scaling import RopeScaling
 
 ORIGINAL = 'original_max_position_embeddings'
-# The keys of each kind, by the name of our option. `factor` is read apart.
-_KEYS: dict[str, dict[str, str]] = {
-    'linear': {},
-    'llama3': {
-        'low_freq_factor': 'low_freq_factor',
-        'high_freq_factor': 'high_freq_factor',
-        'original_length': ORIGINAL,
-    },
-    'yarn': {
-        'original_length': ORIGINAL,
-        'beta_fast': 'beta_fast',
-        'beta_slow': 'beta_slow',
-        'truncate': 'truncate',
-        'mscale': 'mscale',
-        'mscale_all_dim': 'mscale_all_dim',
-        'attention_factor': 'attention_factor',
-    },
-    'longrope': {
-        'original_length': ORIGINAL,
-        'short_factor': 'short_factor',
-        'long_factor': 'long_factor',
-        'attention_factor': 'attention_factor',
-    },
+_FIELDS = {'original_length': ORIGINAL, 'fraction': 'partial_rotary_factor'}  # other options have the name of the key
+# The options of each kind -> their keys. `factor` is read apart.
+_KEYS = {
+    kind: {option: _FIELDS.get(option, option) for option in options.split()}
+    for kind, options in {
+        'linear': '',
+        'llama3': 'low_freq_factor high_freq_factor original_length',
+        'yarn': 'original_length beta_fast beta_slow truncate mscale mscale_all_dim attention_factor',
+        'longrope': 'original_length short_factor long_factor attention_factor',
+        'proportional': 'fraction',  # in no class but those whose `Rope.kinds` has it
+    }.items()
 }
-KINDS = ('default', *_KEYS)
-_KEYS['proportional'] = {'fraction': 'partial_rotary_factor'}  # in no class but those whose `Rope.kinds` has it
+KINDS = ('default', *(kind for kind in _KEYS if kind != 'proportional'))
 
 
 def read_scaling(kind: str, rope: Mapping[str, Any], config: Mapping[str, Any], more: tuple[str, ...]) -> Options:
@@ -65,7 +52,7 @@ def read_scaling(kind: str, rope: Mapping[str, Any], config: Mapping[str, Any], 
         value = said.get(name)
         # transformers takes null and 0 for absent where it has a default
         if value is not None and not (value == 0 and option in ('beta_fast', 'beta_slow', 'mscale', 'mscale_all_dim')):
-            options[option] = _READERS.get(option, _above_zero)(f'rope_scaling.{name}', value)
+            options[option] = _READERS.get(option, number)(f'rope_scaling.{name}', value)
         elif kind == 'llama3' or option.endswith(('short_factor', 'long_factor')):
             raise wrong(f'rope_scaling.{name}', value, 'a value')
     for low, high in (('low_freq_factor', 'high_freq_factor'), ('beta_slow', 'beta_fast')):
@@ -95,10 +82,6 @@ def _factor(kind: str, rope: Mapping[str, Any], config: Mapping[str, Any]) -> fl
         longest = whole('max_position_embeddings', config['max_position_embeddings'])
         return max(1.0, longest / whole(ORIGINAL, rope[ORIGINAL]))
     return number('rope_scaling.factor', factor, least=1.0, above=False)
-
-
-def _above_zero(field: str, value: Any) -> float:
-    return number(field, value)
 
 
 def _switch(field: str, value: Any) -> bool:

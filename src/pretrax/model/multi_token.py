@@ -8,8 +8,7 @@ Letters: B batch, L length, M d_model, M_next d_model of a projection's result, 
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,26 +21,16 @@ from pretrax.model.loss import Batch, LossTerms, in_chunks, loss_terms
 from pretrax.model.matmul import gather, product
 from pretrax.model.norm import norm
 from pretrax.model.numerics import COMPUTE
-from pretrax.model.plan import ExecutionPlan
 from pretrax.model.routing import Routed
-from pretrax.model.weights import Ends, Layer, MultiToken
+from pretrax.model.weights import Ends, MultiToken
 from pretrax.shardlib import all_gather, f32, i32, num, save, typechecked, unroll
 
-# One layer of the decoder (block.block), and the statistics of its router
-type Block = Callable[[jax.Array, Layer, Tokens, LayerSpec], tuple[jax.Array, Routed | None]]
-
-
-class Decoder(Protocol):
-    """What the modules need of the decoder."""
-
-    arch: Architecture
-    plan: ExecutionPlan
-    dtype: Any
-    layer_block: Block
+if TYPE_CHECKING:
+    from pretrax.model.transformer import Transformer
 
 
 def predict_ahead(
-    model: Decoder, w: MultiToken, ends: Ends, x: jax.Array, routed: Routed | None,
+    model: 'Transformer', w: MultiToken, ends: Ends, x: jax.Array, routed: Routed | None,
     batch: Batch, tokens: Tokens,
 ) -> tuple[LossTerms, Routed | None]:  # fmt: skip
     """The terms of the modules, from the last hidden states; and the statistics of all routers."""
@@ -111,7 +100,7 @@ def ahead(batch: Batch, columns: i32['L/c'], k: int) -> Batch:
     return Batch(later(batch.tokens), later(batch.targets), batch.segments, batch.positions, mask)
 
 
-def ahead_denominators(batch: Batch, model: Decoder) -> dict[str, f32['']]:
+def ahead_denominators(batch: Batch, model: 'Transformer') -> dict[str, f32['']]:
     """The denominators of the terms of `predict_ahead`. They depend only on the batch."""
     arch, columns = model.arch, local_columns(batch.tokens, model.plan.context)
     modules = range(1, arch.multi_token.n_layers + 1)

@@ -9,18 +9,16 @@ Letters: N micro-batches, B batch, L length, M d_model.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pretrax.model.ends import gather_ends
-from pretrax.model.layer_spec import Tokens
 from pretrax.model.loss import Batch, LossTerms, split_tokens
 from pretrax.model.pipeline_forward import PyTree, Stage, chunks_of_stage, in_layer_order, part, pipeline
 from pretrax.model.pipeline_schedule import PipelineSchedule, Work, slots
-from pretrax.model.plan import ExecutionPlan
 from pretrax.model.routing import Routed
 from pretrax.model.weights import Ends, Layer, Weights, round_matrices
 from pretrax.shardlib import (
@@ -40,23 +38,11 @@ from pretrax.shardlib import (
 from pretrax.shardlib.ops import vary
 from pretrax.shardlib.replication import varying_axes
 
-
-class Decoder(Protocol):
-    """The methods and attributes of `transformer.Transformer` that stages call."""
-
-    plan: ExecutionPlan
-    dtype: DTypeLike
-
-    def embed(self, ends: Ends, batch: Batch) -> jax.Array: ...
-    def tokens(self, batch: Batch) -> Tokens: ...
-    def layers(
-        self, x: jax.Array, layers: Layer, tokens: Tokens, *, chunk: jax.Array
-    ) -> tuple[jax.Array, Any, Any]: ...
-    def loss_terms(self, ends: Ends, x: jax.Array, batch: Batch) -> LossTerms: ...
-    def staged_terms(self, batch: Batch, sums: dict[str, f32['']], routed: Routed | None) -> LossTerms: ...
+if TYPE_CHECKING:
+    from pretrax.model.transformer import Transformer
 
 
-def stages(model: Decoder, ends: Ends, layers: Layer, batch: Batch) -> 'Stages':
+def stages(model: 'Transformer', ends: Ends, layers: Layer, batch: Batch) -> 'Stages':
     """The decoder in stages, through which each micro-batch of the batch passes."""
     schedule = model.plan.pipeline
     assert schedule is not None
@@ -71,7 +57,7 @@ def stages(model: Decoder, ends: Ends, layers: Layer, batch: Batch) -> 'Stages':
 
 
 def gradient_1f1b(
-    model: Decoder, weights: Weights, batch: Batch, counts: dict[str, f32['']]
+    model: 'Transformer', weights: Weights, batch: Batch, counts: dict[str, f32['']]
 ) -> tuple[Weights, LossTerms]:
     """The gradient of the loss, and its terms, in the schedule 1f1b. `counts` are the denominators of the step."""
 
@@ -84,6 +70,19 @@ def gradient_1f1b(
     )
     (d_ends, d_layers), sums, routed = stages(model, ends, weights.layers, batch).gradient(loss_of)
     return dataclasses.replace(back(d_ends)[0], layers=d_layers), model.staged_terms(batch, sums, routed)
+
+
+def own_share[T](
+    x: num['N B/r/d/e L/c/t M'], micros: T, schedule: PipelineSchedule
+) -> tuple[num['N/p B/r/d/e L/c/t M'], T]:
+    """The micro-batches whose loss this stage computes, from the result of `pipeline`: x after the last layer, which
+    is zeros except on the last stage, and the micro-batches.
+    """
+    share = schedule.micro_batches // schedule.stages
+    first = axis_index('p') * share
+    own = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, share), micros)
+    with scope():
+        return psum_scatter('N B/r/d/e L/c/t M -> N/p B/r/d/e L/c/t M', x), own
 
 
 class Stages(NamedTuple):
@@ -109,12 +108,8 @@ class Stages(NamedTuple):
         with independent('p'):
             x = jax.lax.map(lambda micro: self.embed(self.ends, micro), batches)
             x, layer_sums = pipeline(self.chunk, x, self.layers, batches, schedule, kept)
-            share = schedule.micro_batches // schedule.stages
-            first = axis_index('p') * share
-            own = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, share), batches)
-            with scope():
-                x = psum_scatter('N B/r/d/e L/c/t M -> N/p B/r/d/e L/c/t M', x)  # zeros except on the last stage
-            sums = jax.lax.map(jax.checkpoint(lambda one: self.numerators(self.ends, *one)), (x, own))
+            own = own_share(x, batches, schedule)
+            sums = jax.lax.map(jax.checkpoint(lambda one: self.numerators(self.ends, *one)), own)
             return psum('p', jax.tree.map(lambda sums: jnp.sum(sums, axis=0), sums)), layer_sums
 
     def gradient(

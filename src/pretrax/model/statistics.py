@@ -25,6 +25,7 @@ from pretrax.model.layers import scan_layers
 from pretrax.model.loss import Batch, cross_entropy, over_chunks
 from pretrax.model.matmul import add_bias, gather, product
 from pretrax.model.mlp import FeedForwardWeights
+from pretrax.model.pipeline import own_share
 from pretrax.model.pipeline_forward import pipeline
 from pretrax.model.routing import Routed, counted, own_part
 from pretrax.model.scores import Scores
@@ -42,7 +43,6 @@ from pretrax.shardlib import (
     num,
     pmax,
     psum,
-    psum_scatter,
     pytree_dataclass,
     scope,
     typechecked,
@@ -348,12 +348,7 @@ class _Forward:
             embedded = jax.lax.map(self._embed, micros)
             given = (micros, numbers)
             x, (sums, maxima) = pipeline(stage, embedded, self.weights.layers, given, schedule, None)  # type: ignore[arg-type]
-            share = schedule.micro_batches // schedule.stages
-            first = axis_index('p') * share
-            own = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, share), micros)
-            with scope():
-                x = psum_scatter('N B/r/d/e L/c/t M -> N/p B/r/d/e L/c/t M', x)  # zeros except on the last stage
-            head_sums, logit = jax.lax.map(lambda one: self._head(*one), (x, own))
+            head_sums, logit = jax.lax.map(lambda one: self._head(*one), own_share(x, micros, schedule))
             head_sums = psum('p', jax.tree.map(lambda x: jnp.sum(x, axis=0), head_sums))
             logit = pmax('p', jnp.max(logit))
         one = jax.tree.map(lambda x: x[None], (sums, head_sums, logit))

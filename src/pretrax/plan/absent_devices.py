@@ -6,7 +6,8 @@ from typing import Any
 
 from jax.experimental import topologies
 
-from pretrax.cost.topology import Gpu, Topology
+from pretrax.cost.devices import Gpu
+from pretrax.cost.topology import Topology
 from pretrax.errors import UserError, install_extra
 from pretrax.jax_compat import assume_cudnn
 
@@ -35,8 +36,8 @@ def absent_devices(topology: Topology) -> list[Any]:
         # Otherwise each of the two cores of a v4 chip is a device.
         cores = {'chip_config_name': 'megacore'} if topology.version == 'v4' else {}
         return list(topologies.get_topology_desc(f'{topology.version}:{shape}', 'tpu', **several, **cores).devices)
-    gpu, bandwidth = topology.gpu, topology.device.bandwidth
-    assert gpu is not None
+    gpu, bandwidth = topology.target, topology.device.bandwidth
+    assert isinstance(gpu, Gpu)
     assert bandwidth is not None
     assume_cudnn('.'.join(map(str, gpu.capability)))
     return list(

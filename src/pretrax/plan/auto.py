@@ -23,17 +23,17 @@ from pretrax.run.processes import join_processes
 
 
 @dataclasses.dataclass(frozen=True)
-class Here:
-    """The devices of this machine, as hardware of a plan."""
+class Here(Topology):
+    """The devices of this machine, as hardware of a plan: its driver may report less memory than the table has."""
 
-    platform: str
-    memory: int
-    n_devices: int
-    slices: int
-    topology: Topology
+    reported: int = 0  # bytes per device
+
+    @property
+    def memory(self) -> int:
+        return self.reported
 
     def __str__(self) -> str:
-        return f'{self.n_devices} x {self.topology.device.name} in this machine'
+        return f'{self.n_devices} x {self.device.name} in this machine'
 
 
 def settled(config: RunConfig, say: Report, topology: Topology | None = None) -> RunConfig:
@@ -47,7 +47,7 @@ def settled(config: RunConfig, say: Report, topology: Topology | None = None) ->
     """
     if not config.mesh.is_planned and config.batch.micro != 'auto':
         return config
-    hardware: Topology | Here | None = topology
+    hardware: Topology | None = topology
     if topology is None:
         join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
         if jax.distributed.is_initialized() and jax.process_index():
@@ -98,10 +98,10 @@ def _here() -> Here | None:
     topology, memory = topology_of(devices), device_memory(jax.local_devices()[0])
     if topology is None or memory is None:
         return None
-    return Here(devices[0].platform, memory, len(devices), topology.slices, topology)
+    return Here(**vars(topology), reported=memory)
 
 
-def _with_mesh(config: RunConfig, hardware: Topology | Here | None) -> RunConfig:
+def _with_mesh(config: RunConfig, hardware: Topology | None) -> RunConfig:
     """Replaces `auto` in the mesh with the sizes of the fastest candidate that fits."""
     if hardware is None:
         sizes = resolve_mesh(config.mesh.plain(), len(jax.devices()), jax.default_backend())
@@ -127,7 +127,7 @@ def _best(planner: Planner, only: dict[str, int], config: RunConfig) -> Candidat
     )
 
 
-def _why(candidate: Candidate, hardware: Topology | Here) -> str:
+def _why(candidate: Candidate, hardware: Topology) -> str:
     prediction = candidate.prediction
     return (
         f'planned, {prediction.seconds:.3g} s per step, MFU {prediction.mfu:.0%}, limited by {prediction.bound}, '
@@ -135,7 +135,7 @@ def _why(candidate: Candidate, hardware: Topology | Here) -> str:
     )
 
 
-def _with_micro(config: RunConfig, hardware: Topology | Here | None, say: Report, is_here: bool) -> RunConfig:
+def _with_micro(config: RunConfig, hardware: Topology | None, say: Report, is_here: bool) -> RunConfig:
     if is_here and jax.process_count() == 1:
         micro, why = measured_micro(config, say)
         return settle(config, micro=micro, origin=f'auto: {why}')

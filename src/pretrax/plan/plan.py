@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from jax.sharding import AxisType
@@ -37,21 +37,6 @@ from pretrax.view.tables import terminal_width, text_table
 
 BEST = 3  # candidates that are compiled to verify a plan
 MARGIN = 0.95  # share of the memory that a plan may fill, since the formula is not exact
-
-
-class Hardware(Protocol):
-    """Devices of a plan: a `Topology`, or the devices of this machine."""
-
-    @property
-    def platform(self) -> str: ...
-    @property
-    def memory(self) -> int: ...
-    @property
-    def n_devices(self) -> int: ...
-    @property
-    def slices(self) -> int: ...
-    @property
-    def topology(self) -> Topology: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +78,7 @@ class Plan:
         is_looped: its layers run in a loop on several GPUs, where unrolled ones are faster.
     """
 
-    hardware: Hardware
+    hardware: Topology
     now: Candidate | None
     options: list[CompilerOption]
     by_default: Prediction | None
@@ -112,7 +97,7 @@ class Planner:
         UserError: the model has no architecture, or the configuration is impossible on any mesh.
     """
 
-    def __init__(self, config: RunConfig, hardware: Hardware, say: Report):
+    def __init__(self, config: RunConfig, hardware: Topology, say: Report):
         self.config, self.hardware = config, hardware
         self.size, self.rows = config.batch.largest, common_sequences(config.batch)
         if len(config.batch.sizes) > 1:
@@ -152,13 +137,13 @@ class Planner:
         return [option for option in self._table(mesh) if option.name not in self.config.compiler.options]
 
     def _table(self, mesh: Mapping[str, int]) -> list[CompilerOption]:
-        is_gpu = self.hardware.platform in ('cuda', 'gpu')
-        hardware = 'gpu' if is_gpu else self.hardware.topology.version
+        is_gpu = self.hardware.platform == 'cuda'
+        hardware = 'gpu' if is_gpu else self.hardware.version
         return choose_options(Situation(hardware, mesh, self.hardware.slices))
 
     def is_looped(self, mesh: dict[str, int]) -> bool:
         """Whether the program loops over layers on GPUs that share their weights."""
-        return self.hardware.platform in ('cuda', 'gpu') and mesh['d'] > 1 and not self._model(mesh).plan.unrolled
+        return self.hardware.platform == 'cuda' and mesh['d'] > 1 and not self._model(mesh).plan.unrolled
 
     def in_halves(self, one: Candidate) -> Prediction | None:
         """A candidate whose layers run on two halves of the batch; None: that is impossible, or hides nothing more."""
@@ -202,7 +187,7 @@ class Planner:
             kept_states=model.kept_states,
         )
         memory = expected_memory(self.arch, self.n_stored_params, step)
-        topology, given = self.hardware.topology, self.config.compiler.options
+        topology, given = self.hardware, self.config.compiler.options
         table = self._table(mesh)
         by_default |= bool(table) and all(option.name in given and given[option.name] is None for option in table)
         shares = exposed_by_default(topology.device) if by_default else None
@@ -257,7 +242,7 @@ class Planner:
         return self._models[key]
 
 
-def make_plan(config: RunConfig, hardware: Hardware, say: Report) -> Plan:
+def make_plan(config: RunConfig, hardware: Topology, say: Report) -> Plan:
     """Predicts a run on some hardware, and searches for faster candidates.
 
     Raises:
@@ -269,7 +254,7 @@ def make_plan(config: RunConfig, hardware: Hardware, say: Report) -> Plan:
         now = planner.as_configured()
         options = planner.options(now.mesh)
         is_looped, in_halves = planner.is_looped(now.mesh), planner.in_halves(now)
-        if options and exposed_by_default(hardware.topology.device):
+        if options and exposed_by_default(hardware.device):
             by_default = planner.candidate(now.mesh, now.micro, now.save, by_default=True).prediction
     except UserError as error:
         why = str(error).splitlines()[0]
@@ -300,10 +285,10 @@ def _size(tree: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-def _meshes(hardware: Hardware, arch: Any, rows: int) -> Iterator[dict[str, int]]:
+def _meshes(hardware: Topology, arch: Any, rows: int) -> Iterator[dict[str, int]]:
     """Meshes to try: powers of two, slices along r, tensor parallelism inside a node or along one side of a slice."""
     n = hardware.n_devices // hardware.slices
-    widest = min(n, 8 if hardware.platform in ('cuda', 'gpu') else 16)
+    widest = min(n, 8 if hardware.platform == 'cuda' else 16)
     powers = [2**i for i in range(int(math.log2(max(1, n))) + 1)]
     for t, e, p in itertools.product(powers, powers, powers):
         if t > widest or (e > 1 and not arch.experts.n_experts) or n % (t * e * p) or p > 16:
@@ -318,8 +303,8 @@ def report(plan: Plan, shown: int = 5) -> list[str]:
     """The output of `pretrax plan`."""
     hardware = plan.hardware
     lines = [
-        f'{hardware}: {hardware.n_devices} x {hardware.topology.device.name}, {size(hardware.memory)} and '
-        f'{hardware.topology.device.bf16 / 1e12:,.4g} TFLOP/s each; {plan.n_params:,} parameters',
+        f'{hardware}: {hardware.n_devices} x {hardware.device.name}, {size(hardware.memory)} and '
+        f'{hardware.device.bf16 / 1e12:,.4g} TFLOP/s each; {plan.n_params:,} parameters',
         '',
     ]
     if plan.now is None:

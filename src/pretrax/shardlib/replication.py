@@ -116,7 +116,9 @@ def _results(equation: Any, operands: list[Varies], final: bool) -> list[Varies]
             return [union - _axes(params)]
         case 'all_gather' if params['axis_index_groups'] is None:
             return [union - _axes(params)]
-        case 'ppermute' if len(params['perm']) == math.prod(_mesh_size(axis) for axis in _axes(params)):
+        case 'ppermute' if len(params['perm']) == math.prod(
+            jax.sharding.get_abstract_mesh().shape[axis] for axis in _axes(params)
+        ):
             return [union]  # a permutation: every device receives a value
         case 'optimization_barrier':
             return operands
@@ -151,10 +153,6 @@ def _axes(params: dict[str, Any]) -> frozenset[str]:
     named = [params.get('axis_name', ()), params.get('axes', ())]
     flat = [axis for names in named for axis in (names if isinstance(names, tuple | list | frozenset) else (names,))]
     return frozenset(axis for axis in flat if isinstance(axis, str))
-
-
-def _mesh_size(axis: str) -> int:
-    return jax.sharding.get_abstract_mesh().shape[axis]
 
 
 def _scan(equation: Any, operands: list[Varies], final: bool) -> list[Varies]:
