@@ -158,7 +158,8 @@ def _load(path: str, options: Options) -> _Loaded:
     from pretrax.weights.trained import open_trained
 
     loaded = LoadedModel(path, options.chat_template, options.dtype, options.sizes)
-    trained, model, tokenizer = loaded.trained, loaded.model, loaded.tokenizer
+    trained, model = loaded.trained, loaded.model
+    tokenizer: Any = loaded.tokenizer
     run, template = trained.run, loaded.template()
     length = options.max_length or loaded.length
     if model.max_length is not None and length > model.max_length:

@@ -109,7 +109,7 @@ def known() -> tuple[Device, ...]:
 @functools.cache
 def tpus() -> dict[str, Tpu]:
     """By libtpu's name, such as 'v5e'."""
-    return {version: Tpu(**row | _of_device(row)) for version, row in _tables()['tpus'].items()}
+    return {version: Tpu(**row | _device_and_link(row)) for version, row in _tables()['tpus'].items()}
 
 
 @functools.cache
@@ -118,7 +118,7 @@ def gpus() -> dict[str, Gpu]:
     return {
         version: Gpu(
             **row
-            | _of_device(row)
+            | _device_and_link(row)
             | {
                 'capability': tuple(row['capability']),
                 'memory': row['memory'] * 2**20,
@@ -135,7 +135,7 @@ def machines() -> dict[str, dict[str, Any]]:
     return _tables()['machines']
 
 
-def _of_device(row: dict[str, Any]) -> dict[str, Any]:
+def _device_and_link(row: dict[str, Any]) -> dict[str, Any]:
     link = row['link']
     return {
         'device': _devices()[row['device']],

@@ -84,7 +84,7 @@ def check_start(config: RunConfig, report: Report, allow_changes: bool = False, 
 
 
 def _absent_files(start: str | None, distill: Distill | None, data: Any) -> dict[str, list[str]]:
-    """{section: its names that this machine has no file or directory for}; other sections are left out.
+    """{section: the files and directories that it names and this machine lacks}, of sections that lack any.
 
     Other machines may reach buckets and the hub that this one does not.
     """
