@@ -15,8 +15,10 @@ from data_options import data_options
 from pretrax.data.batches.packing import PackedDocuments
 from pretrax.data.corpus.selection import RowCounts
 from pretrax.data.text import find_corpus, tokenize_text
+from pretrax.data.tokens import token_tools
 from pretrax.data.tokens.flat_tokens import open_split
 from pretrax.data.tokens.flat_tokens_check import verify
+from pretrax.data.tokens.token_files import open_token_files
 from pretrax.errors import UserError
 from pretrax.model.loss import Batch, means
 from pretrax.train.step import make_gradients
@@ -74,6 +76,19 @@ def test_tokens_and_mask_are_those_of_transformers(tmp_path, name):
     # The bytes of the answers; llama3's template trims them.
     answers = [message['content'] for rows in ANSWERED.values() for message in rows if message['role'] == 'assistant']
     assert counts.predicted_bytes == sum(len(answer.encode()) for answer in answers)
+
+
+@pytest.mark.parametrize('name', TAGGED)
+def test_copies_count_the_bytes_of_text_as_the_tokenization_does(tmp_path, name):
+    tokenized(tmp_path, [{'messages': ANSWERED[title]} for title in ANSWERED], name)
+    [source] = (tmp_path / 'tokens').glob('tokens-*[0-9a-f]')
+    token_tools.convert(open_token_files(source, quiet), tmp_path / 'converted', quiet)
+    token_tools.split(source, tmp_path / 'split', quiet, fraction=None, count=1)
+    [whole] = verify(source).values()
+    for copy in ('converted', 'split'):
+        counts = verify(tmp_path / copy).values()
+        for what in ('bytes', 'predicted_bytes'):
+            assert sum(getattr(part, what) for part in counts) == getattr(whole, what), (copy, what)
 
 
 def test_names_of_special_tokens_in_messages_are_text_and_weight_0_is_context(tmp_path):

@@ -51,6 +51,6 @@ def test_answers_become_a_loss_mask(tmp_path):
 
 def test_a_document_cut_in_two_keeps_its_answers(tmp_path):
     text, answers = 'ask\nreply\n' * 10, tuple((10 * n + 4, 10 * n + 10) for n in range(10))
-    [train, held_out] = encode_shard._cut(Document(text, 'x', answers), 0.33)
+    [train, held_out] = encode_shard._cut(Document(text, 'x', answers), 0.33).values()
     assert train.text + held_out.text == text
     assert [part.text[a:b] == 'reply\n' for part in (train, held_out) for a, b in part.answers or ()] == [True] * 10

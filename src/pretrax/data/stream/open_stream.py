@@ -113,9 +113,7 @@ class StoredTokens(TokenStore):
         self.end_of_text = job.end_of_text
         if tokenizer.keeps_bytes:
             is_target = self._mask & (self._encoded & 1 == 0)
-            lengths = tokenizer.byte_lengths.copy()
-            lengths[[*job.begin_of_text, job.end_of_text]] = 0
-            n_bytes = int(lengths[self._encoded[is_target] >> 1].sum())
+            n_bytes = int(tokenizer.text_lengths[self._encoded[is_target] >> 1].sum())
             self.bytes_per_target = n_bytes / int(is_target.sum()) if n_bytes else None
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:

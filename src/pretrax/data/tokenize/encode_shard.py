@@ -225,9 +225,7 @@ def _encode_conversations(job: Job, split: str, parts: Sequence[Document]) -> En
     encoded[starts] |= 1
     counted = np.array(mask, bool)
     counted[starts] = False  # the first token is never a target
-    lengths = tokenizer.byte_lengths.copy()
-    lengths[[job.end_of_text, *tokenizer.special_tokens.values()]] = 0
-    predicted = int(lengths[encoded[counted] >> 1].sum())
+    predicted = int(tokenizer.text_lengths[encoded[counted] >> 1].sum())
     return EncodedDocuments(split, encoded, counted, len(parts), n_bytes, predicted)
 
 

@@ -309,6 +309,14 @@ class Tokenizer:
         added = {token['id']: token['content'] for token in self.settings.get('added_tokens') or ()}
         return np.array([self._length(token, added.get(token)) for token in range(self.vocab_size)], np.int64)
 
+    @functools.cached_property
+    def text_lengths(self) -> np.ndarray:
+        """`byte_lengths`, but 0 for begin-of-text, end-of-text and special tokens, which only templates write."""
+        lengths = self.byte_lengths.copy()
+        end = () if self.end_of_text is None else (self.end_of_text,)
+        lengths[[*self.begin_of_text, *end, *self.special_tokens.values()]] = 0
+        return lengths
+
     def _length(self, token: int, added: str | None) -> int:
         written = self._backend.id_to_token(token) or ''
         if not self._byte_level and _BYTE.fullmatch(written):  # a byte of a character outside the vocabulary

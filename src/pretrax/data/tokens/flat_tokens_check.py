@@ -50,13 +50,8 @@ def _verify_split(split: FlatTokens, tokenizer: Tokenizer | None) -> None:
     digests = {name: hashlib.sha256() for name in DTYPE if name != MASK or split.has_mask}
     n_starts, n_targets, largest = 0, 0, -1
     n_bytes, n_predicted = 0, 0
-    lengths = None
     end_of_text = split.manifest.tokenizer.end_of_text
-    if tokenizer is not None and tokenizer.keeps_bytes:
-        lengths = tokenizer.byte_lengths.copy()
-        # Only a chat template writes special tokens; they are not text.
-        lengths[list(tokenizer.special_tokens.values())] = 0
-        lengths[[*tokenizer.begin_of_text, *(() if end_of_text is None else (end_of_text,))]] = 0
+    lengths = tokenizer.text_lengths if tokenizer is not None and tokenizer.keeps_bytes else None
     newest = end_of_text or 0  # nothing precedes the first document
     for start in range(0, split.n_tokens, SHARD_LENGTH['encoded_tokens']):
         stop = min(split.n_tokens, start + SHARD_LENGTH['encoded_tokens'])

@@ -77,18 +77,18 @@ def read_documents(store: TokenStore, say: Report | None = None) -> Iterator[Doc
 class TextBytes:
     """Counts the bytes of text of documents, if the tokenizer allows it; see `TokenCounts`."""
 
-    def __init__(self, tokenizer: Tokenizer | None, end_of_text: int | None, store: TokenStore):
+    def __init__(self, tokenizer: Tokenizer | None, store: TokenStore):
         self._lengths = None
         if tokenizer is None:
             return
-        lengths = tokenizer.byte_lengths.copy()
-        lengths[[*tokenizer.begin_of_text, *(() if end_of_text is None else (end_of_text,))]] = 0
+        lengths = tokenizer.text_lengths  # without special tokens: `decode` writes their names
         # If the text of a token depends on its neighbors, the byte counts are unknown.
         n = min(store.n_documents, _SAMPLE)
         starts = store.read_starts(0, n + 1).tolist()
         for encoded in store.read(list(itertools.pairwise(starts))):
-            ids = tokenizer.text_ids((encoded >> 1).tolist())
-            if len(tokenizer.decode(ids).encode()) != lengths[ids].sum():
+            ids = tokenizer.text_ids(encoded >> 1)
+            ids = ids[~np.isin(ids, [*tokenizer.special_tokens.values()])]
+            if len(tokenizer.decode(ids.tolist()).encode()) != lengths[ids].sum():
                 return
         self._lengths = lengths
 

@@ -26,7 +26,7 @@ def convert(files: TokenFiles, out: AnyPath, say: Report) -> None:
     """Converts token files of any format to flat-tokens."""
     with output(out, list(files.splits.values()), files.identity, files.tokenizer, {'tool': 'convert'}, say) as append:
         for split, store in files.splits.items():
-            text = TextBytes(files.tokenizer, files.identity.end_of_text, store)
+            text = TextBytes(files.tokenizer, store)
             for documents in read_documents(store, say):
                 append(split, documents, text.count(documents))
 
@@ -122,7 +122,7 @@ def split(
     with output(out, stores, files.identity, files.tokenizer, how, say) as append:
         number, n_held_out = 0, 0
         for store in stores:
-            text = TextBytes(files.tokenizer, files.identity.end_of_text, store)
+            text = TextBytes(files.tokenizer, store)
             for documents in read_documents(store, say):
                 if smallest is None:
                     held_out = _hashes(documents, seed) < limit
