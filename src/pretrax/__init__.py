@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pretrax.config import load as load_config
     from pretrax.config import register
     from pretrax.errors import UserError
-    from pretrax.library import load, pretrain
+    from pretrax.library import load, prepare, pretrain
     from pretrax.run.result import Result
-    from pretrax.run.setup import Run, prepare
+    from pretrax.run.setup import Run
     from pretrax.weights.loaded import LoadedModel
 
 __version__ = '0.2.0'
@@ -39,7 +39,7 @@ _PUBLIC = {
     'load': 'library:load',
     'load_config': 'config:load',
     'LoadedModel': 'weights.loaded:LoadedModel',
-    'prepare': 'run.setup:prepare',
+    'prepare': 'library:prepare',
     'pretrain': 'library:pretrain',  # not `train`: that is the subpackage
     'register': 'config:register',
     'Result': 'run.result:Result',

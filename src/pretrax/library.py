@@ -10,11 +10,14 @@ from typing import Any
 
 from pretrax.config import RunConfig, from_values, load_plugin
 from pretrax.config import load as load_config
-from pretrax.errors import UserError
+from pretrax.cost.topology import topology_of
+from pretrax.errors import Report, UserError
 from pretrax.observe.progress import Progress
 from pretrax.plan.auto import settled
+from pretrax.run import setup
 from pretrax.run.loop import train
 from pretrax.run.result import OnStep, Result
+from pretrax.run.setup import Run
 from pretrax.weights.loaded import LoadedModel, check_dtype
 
 
@@ -51,6 +54,25 @@ def pretrain(
     progress = progress or Progress()
     config = settled(_config(config, tuple(overrides)), progress.message)
     return train(config, allow_changes=allow_changes, verbose=verbose, progress=progress, on_step=on_step)
+
+
+def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | None = None) -> Run:
+    """Prepares a run without training it, and its data if it is not prepared yet, which may take a while.
+
+    As in `pretrain`, numbers replace `auto` in the configuration. For devices that are not in this machine they are
+    planned, if the plan knows the devices.
+
+    Args:
+        report: receives the lines of the start-up report.
+        devices: devices to compile for that are not in this machine; None: the devices of this machine.
+
+    Raises:
+        UserError: the configuration does not fit the data, the model or the devices.
+    """
+    topology = None if devices is None else topology_of(devices)
+    if devices is None or topology is not None:
+        config = settled(config, report, topology)
+    return setup.prepare(config, report, devices)
 
 
 def _config(given: Any, overrides: tuple[str, ...]) -> RunConfig:

@@ -48,8 +48,14 @@ def test_a_text_begins_with_its_prompt_and_stops_at_the_end_token():
 
 
 def test_a_model_or_data_that_cannot_generate_is_refused():
-    with pytest.raises(UserError, match='Model cannot generate text'):
-        check_can_sample(Model(), types.SimpleNamespace(tokenizer=Letters()))
-    with pytest.raises(UserError, match='no tokenizer'):
-        check_can_sample(transformer(LLAMA), types.SimpleNamespace(tokenizer=None))
+    choices = types.SimpleNamespace(prompts=('a',))
+    for model, tokenizer, message, fix in (
+        (Model(), Letters(), 'Model cannot generate text', 'define logits'),
+        (transformer(LLAMA), None, 'the data has no tokenizer', 'put tokenizer.json into the directory'),
+    ):
+        with pytest.raises(UserError, match=rf'^{message}(.|\n)*{fix}') as trained:
+            check_can_sample(model, types.SimpleNamespace(tokenizer=tokenizer))
+        assert 'sample' not in str(trained.value), 'no run begins: its keys are no fix'
+        with pytest.raises(UserError, match=rf'^sample: {message}.*\nset sample.every=0$'):
+            check_can_sample(model, types.SimpleNamespace(tokenizer=tokenizer), choices)
     check_can_sample(transformer(LLAMA), types.SimpleNamespace(tokenizer=Letters()))

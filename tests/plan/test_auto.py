@@ -7,6 +7,7 @@ import json
 import jax
 import pytest
 
+import pretrax
 from pretrax.config import from_values, load, resolved_yaml
 from pretrax.cost.topology import parse_topology
 from pretrax.errors import UserError
@@ -118,8 +119,9 @@ def test_the_chosen_mesh_is_the_fastest_that_fits():
         settled(from_values(LARGE | {'model': LARGE['model'] | {'n_layers': 600}}), said.append, topology)
 
 
-def test_unknown_devices_get_the_default_mesh(monkeypatch):
-    config = settled(from_values(TINY | {'mesh': 'auto', 'batch': TINY['batch'] | {'micro': 2}}), lambda text: None)
+def test_unknown_devices_get_the_default_mesh_also_in_a_program(tmp_path):
+    values = TINY | {'mesh': 'auto', 'batch': TINY['batch'] | {'micro': 2}, 'run_dir': str(tmp_path)}
+    config = pretrax.prepare(from_values(values), lambda text: None).config
     assert config.mesh.model_dump() == {'r': 8, 'd': 1, 'e': 1, 'c': 1, 't': 1, 'p': 1}
     assert 'the plan does not know this device' in config.origins['mesh',]
 

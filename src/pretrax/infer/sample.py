@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 
 
 def check_can_sample(model: Model, source: Any, choices: 'Sample | None' = None) -> None:
-    """Raises UserError if a model or its data cannot write text after the prompts of `choices`."""
+    """Raises UserError if a model or its data cannot write text after the prompts of `choices`; None: after any."""
+    where, fix = ('', '') if choices is None else ('sample: ', 'set sample.every=0')
     if not model.can_generate:
-        raise UserError(
-            f'sample: {type(model).__name__} cannot generate text: it has no logits(weights, tokens)\n'
-            'set sample.every=0'
-        )
+        fix = fix or 'define logits in the class of the model'
+        raise UserError(f'{where}{type(model).__name__} cannot generate text: it has no logits(weights, tokens)\n{fix}')
     if getattr(source, 'tokenizer', None) is None:
-        raise UserError('sample: the data has no tokenizer to read tokens with\nset sample.every=0')
+        fix = fix or (
+            'train on data with a tokenizer, or put tokenizer.json into the directory before `pretrax import`\n'
+            'for token ids: pretrax.load(RUN).logits(ids)'
+        )
+        raise UserError(f'{where}the data has no tokenizer to read tokens with\n{fix}')
     if choices is not None and not most_new_tokens(model, source.tokenizer, choices.prompts):
         raise UserError(
             f'sample.prompts: the longest fills the {model.max_length} positions of the model\nshorten the prompts'

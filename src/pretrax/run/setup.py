@@ -202,15 +202,7 @@ _SECTIONS = ('name', 'run_dir', 'steps', 'init_from', 'log', 'eval', 'sample', '
 def prepare(
     config: RunConfig, report: Report = print, devices: Sequence[Any] | None = None, source: Source | None = None
 ) -> Run:
-    """Prepares a run, and its data if it is not prepared yet, which may take a while.
-
-    Args:
-        devices: devices to compile for that are not in this machine; None: the devices of this machine.
-        source: takes the place of the data of the configuration.
-
-    Raises:
-        UserError: the configuration does not fit the data, the model or the devices.
-    """
+    """As `pretrax.prepare`, for a configuration without `auto`. `source` takes the place of its data."""
     if devices is None:
         check_same_run(config)
         keep_programs(report)
