@@ -1,19 +1,25 @@
-"""The pages whose looks are tested, written from made-up runs. `PAGES` has for each how it is opened.
-
-A page that a server sends is one more row: a function of an empty directory that yields the address.
-"""
+"""The pages whose looks are tested, of made-up runs and answers. `PAGES` has for each how it is shown."""
 
 import contextlib
 import gzip
 import json
 import math
+import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
+import pytest
+from playwright.sync_api import Page
 
+from live_server import watching
+from page_stub import Stub, running
 from pretrax.hlo.program import parse_program
+from pretrax.system.locks import lock_directory
 from pretrax.view.charts.curves import chart, curve, load_runs
 from pretrax.view.charts.page import chart_page
 from pretrax.view.compare.comparison import compare
@@ -132,18 +138,109 @@ def program(directory: Path) -> str:
     return page_of(parse_program(gzip.decompress(PROGRAM.read_bytes()).decode()), 'quickstart', '4 x TPU v5e')
 
 
-def _file(write: Callable[[Path], Path | str]) -> Callable[[Path], AbstractContextManager[str]]:
-    """How a page in one file is opened: `write` writes it and returns its path, or returns its text."""
+class Shown(NamedTuple):
+    """A page that can be opened.
+
+    Attributes:
+        show: waits, with the page at its address, until it has its contents.
+    """
+
+    address: str
+    show: Callable[[Page], None]
+
+
+type Opener = Callable[[Path], AbstractContextManager[Shown]]
+
+
+def _wait_for_plots(page: Page) -> None:
+    if page.locator('.plot').count():
+        page.locator('.plot .main-svg').first.wait_for()
+
+
+def _file(write: Callable[[Path], Path | str]) -> Opener:
+    """Shows a page in one file: `write` writes it and returns its path, or returns its text."""
 
     @contextlib.contextmanager
-    def opened(directory: Path) -> Iterator[str]:
+    def shown(directory: Path) -> Iterator[Shown]:
         written = write(directory)
         if isinstance(written, str):
             (directory / 'page.html').write_text(written)
             written = directory / 'page.html'
-        yield written.absolute().as_uri()
+        yield Shown(written.absolute().as_uri(), _wait_for_plots)
 
-    return opened
+    return shown
 
 
-PAGES = {written.__name__: _file(written) for written in (report, comparison, plot, search, sweep, trace, program)}
+def _watch(names: list[str]) -> Opener:
+    """Shows the live page of runs, the first of which still trains, at a time shortly after its last line."""
+
+    def show(page: Page) -> None:
+        page.locator('#runs tbody tr').nth(len(names) - 1).wait_for()
+        page.locator('.sample').first.wait_for()
+        page.wait_for_function(DRAWN, arg=len(names))
+
+    @contextlib.contextmanager
+    def shown(directory: Path) -> Iterator[Shown]:
+        paths = [write_run(directory / 'runs' / name, name, seed, 1 + 0.4 * seed) for seed, name in enumerate(names)]
+        config = paths[0] / 'config.yaml'
+        config.write_text(config.read_text().replace(f'steps: {STEPS}', f'steps: {2 * STEPS}'))
+        attempts = paths[0] / 'attempts.jsonl'
+        attempts.write_text(''.join(attempts.read_text().splitlines(keepends=True)[:-1]))
+        for age, path in enumerate(paths):  # the newest is the first in the table
+            os.utime(path / 'metrics.jsonl', (1.79e9 - age, 1.79e9 - age))
+        with (
+            lock_directory(paths[0], pytest.fail),
+            mock.patch('time.time', return_value=1.79e9 + STEPS + 10),
+            watching(directory / 'runs' if len(names) > 1 else paths[0]) as address,
+        ):
+            yield Shown(address, show)
+
+    return shown
+
+
+@contextlib.contextmanager
+def empty_chat(directory: Path) -> Iterator[Shown]:
+    del directory
+    with running(Stub(name='quickstart')) as address:
+        yield Shown(address, lambda page: page.locator('.example').first.wait_for())
+
+
+@contextlib.contextmanager
+def chat(directory: Path) -> Iterator[Shown]:
+    """The chat page with an answer of text, a program and a long word."""
+    del directory
+    stub = Stub(chat=True, name='quickstart')
+    answer = f'This function reads a file:\n\n```python\n{TEXT}```\n\nIt leaves out empty lines. {LONG}'
+    stub.answers = [re.findall(r'\s+|\S+', answer)]
+
+    def show(page: Page) -> None:
+        page.get_by_role('textbox', name='Message').fill('Write a function that reads the lines of a file.')
+        page.keyboard.press('Enter')
+        page.get_by_role('article').last.filter(has_text='token limit').wait_for()
+        page.locator('#stop').wait_for(state='hidden')
+        page.evaluate(STEADY_SPEED)
+
+    with running(stub) as address:
+        yield Shown(address, show)
+
+
+DRAWN = """count => {
+    const plots = [...document.querySelectorAll('.plot')].filter(plot => {
+        const { top, width } = plot.getBoundingClientRect();
+        return width && top < innerHeight;
+    });
+    return plots.length && plots.every(({ data }) => data?.filter(({ meta }) => meta === 'values').length === count);
+}"""
+STEADY_SPEED = """() => {
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replace(/\\d+ tokens\\/s/, '100 tokens/s');
+}"""
+
+PAGES: dict[str, Opener] = {
+    written.__name__: _file(written) for written in (report, comparison, plot, search, sweep, trace, program)
+} | {
+    'watch_runs': _watch(['quickstart', 'faster', LONG]),
+    'watch_run': _watch(['quickstart']),
+    'empty_chat': empty_chat,
+    'chat': chat,
+}

@@ -20,7 +20,7 @@ from page_kit.pages import PAGES
 
 pytestmark = needs_chromium
 
-LOOKS = ('report', 'comparison')
+LOOKS = ('report', 'comparison', 'watch_runs', 'watch_run', 'empty_chat', 'chat')
 HEIGHTS = {390: 1500, 768: 1300, 1400: 1000}  # of the pictures, by their widths
 STORED = Path(__file__).parent / 'looks'
 PART = 4  # pixels of a stored picture to a side of a part that is compared: 16 of the page
@@ -55,18 +55,20 @@ def quarter(png: bytes) -> Image.Image:
 
 @pytest.fixture
 def opened(browser, tmp_path, monkeypatch):
-    """Opens a page by its name, at a width and in a theme. The page must make no error."""
+    """Opens a page of `PAGES` at a width and in a theme. The page must make no error."""
     monkeypatch.chdir(tmp_path)
     problems: list[list[str]] = []
 
-    def open_page(address, width, theme='light'):
+    def open_page(shown, width, theme='light'):
         page = browser.new_page(
-            viewport={'width': width, 'height': HEIGHTS[width]}, color_scheme=theme, reduced_motion='reduce'
+            viewport={'width': width, 'height': HEIGHTS[width]},
+            color_scheme=theme,
+            reduced_motion='reduce',
+            timezone_id='UTC',
         )
         problems.append(observe(page, ('error',)).problems)
-        page.goto(address)
-        if page.locator('.plot').count():
-            page.locator('.plot .main-svg').first.wait_for()
+        page.goto(shown.address)
+        shown.show(page)
         page.wait_for_function('document.fonts.status === "loaded"')
         return page
 
@@ -77,8 +79,8 @@ def opened(browser, tmp_path, monkeypatch):
 @pytest.mark.parametrize('name', PAGES)
 def test_no_page_is_wider_than_its_screen(opened, name, tmp_path):
     """Not even with all its folded parts open, and with long words in its names, tables and commands."""
-    with PAGES[name](tmp_path) as address:
-        page = opened(address, 1400)
+    with PAGES[name](tmp_path) as shown:
+        page = opened(shown, 1400)
         page.evaluate(OPEN)
         for width in (1400, 768, 390):
             page.set_viewport_size({'width': width, 'height': 800})
@@ -90,10 +92,10 @@ def test_no_page_is_wider_than_its_screen(opened, name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', LOOKS)
 def test_a_page_looks_as_its_stored_pictures(opened, name, tmp_path):
-    with PAGES[name](tmp_path) as address:
+    with PAGES[name](tmp_path) as shown:
         for theme in ('light', 'dark'):
             for width in HEIGHTS:
-                page = opened(address, width, theme)
+                page = opened(shown, width, theme)
                 seen = quarter(page.screenshot(animations='disabled'))
                 page.close()
                 path = STORED / f'{name}-{width}-{theme}.png'
@@ -121,10 +123,10 @@ FONTS = {'serif': '"DejaVu Serif", serif', 'mono': '"DejaVu Sans Mono", monospac
 @pytest.mark.slow
 def test_the_comparison_of_pictures_sees_mistakes_and_not_fonts(opened, tmp_path):
     width = 1400  # a font and a mistake are nearest to each other here
-    with PAGES['report'](tmp_path) as address:
+    with PAGES['report'](tmp_path) as shown:
 
         def changed(change):
-            page = opened(address, width)
+            page = opened(shown, width)
             page.evaluate(change)
             page.evaluate('new Promise(requestAnimationFrame)')
             picture = quarter(page.screenshot())

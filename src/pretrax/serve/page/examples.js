@@ -1,6 +1,7 @@
 // What an empty page offers to begin with.
 
 import { button, element } from './dom.js';
+import { isCode } from './texts.js';
 
 const EXAMPLES = {
   text: ['def read_lines(path):\n', 'class Stack:\n    def push(self, item):\n', 'Once upon a time, in a small village', 'The capital of France is'],
@@ -10,5 +11,5 @@ const EXAMPLES = {
 /** Buttons that give `chosen` a text to continue, or the first message of a chat. */
 export const examples = (mode, chosen) => EXAMPLES[mode].map(words => {
   const [line] = words.split('\n');
-  return button(mode === 'text' ? element('code', {}, line) : line, () => chosen(words), { className: 'wide example' });
+  return button(isCode(words) ? element('code', {}, line) : line, () => chosen(words), { className: 'wide example' });
 });
