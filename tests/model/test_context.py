@@ -142,8 +142,8 @@ def test_every_device_of_a_ring_does_the_same_work():
     ('options', 'length', 'mesh', 'message'),
     [
         ({'context': 'all_to_all'}, 16, {'c': 4}, r'n_kv_heads = 2 is not divisible by mesh.t x mesh.c = 1 x 4'),
-        ({'context': 'ring'}, 20, {'c': 4}, r'batch.sequence_length = 20 is not divisible by 8 .*\nuse .*=24'),
-        ({'context': 'ring', 'attention': 'cudnn'}, 16, {'c': 2}, r'use model.attention.context=all_to_all'),
+        ({'context': 'ring'}, 20, {'c': 4}, r'batch.sequence_length = 20 is not divisible by 8 .*\nuse mesh.c=2'),
+        ({'context': 'ring', 'attention': 'cudnn'}, 16, {'c': 2}, r'use model.attention.kernel=auto'),
         ({}, 18, {'c': 2, 't': 2}, r'batch.sequence_length = 18 is not divisible by'),
     ],
 )

@@ -282,7 +282,7 @@ def test_options_that_do_not_fit_the_data_are_refused(options, message):
 @pytest.mark.parametrize(
     ('options', 'length', 'mesh', 'message'),
     [
-        (LLAMA, 16, (1, 1, 8), r'model.attention.n_heads = 4 is not divisible by mesh.t = 8\nuse mesh.t=4'),
+        (LLAMA, 16, (1, 1, 8), r'model.attention.n_heads = 4 is not divisible by mesh.t = 8\nuse mesh.t=2'),
         (LLAMA, 16, (1, 1, 4), r'model.attention.n_kv_heads = 2 is not divisible by mesh.t = 4\nuse mesh.t=2'),
         (LLAMA | {'d_ff': 49}, 16, (1, 1, 2),
         r'model.feed_forward.d_ff = 49 is not divisible by mesh.t = 2\nuse mesh.t=1'),
@@ -291,11 +291,11 @@ def test_options_that_do_not_fit_the_data_are_refused(options, message):
         r'model.experts.d_shared = 25 is not divisible by mesh.t = 2\nuse mesh.t=1'),
         (
             {'n_layers': 1, 'd_model': 36, 'n_heads': 3, 'd_ff': 48}, 15, (1, 1, 3),
-            r'the padded vocabulary = 128 is not divisible by mesh.t = 3\nuse mesh.t=2',
+            r'the padded vocabulary = 128 is not divisible by mesh.t = 3\nuse mesh.t=1',
         ),
-        (LATENT, 16, (1, 8, 1), r'model.attention.latent.kv_rank = 12 is not divisible by mesh.d = 8\nuse mesh.d=6'),
+        (LATENT, 16, (1, 8, 1), r'model.attention.latent.kv_rank = 12 is not divisible by mesh.d = 8\nuse mesh.d=4'),
         (LLAMA | {'d_model': 36, 'd_head': 8}, 16, (1, 8, 1),
-        r'd_model = 36 is not divisible by mesh.d = 8\nuse mesh.d=6'),
+        r'd_model = 36 is not divisible by mesh.d = 8\nuse mesh.d=4'),
         (
             {'family': 'gpt2', 'n_layers': 1, 'd_model': 32, 'n_heads': 4, 'max_sequence_length': 17}, 16, (1, 1, 2),
             'max_sequence_length=18',

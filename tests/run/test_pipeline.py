@@ -174,7 +174,7 @@ def test_weights_given_a_layer_at_a_time_go_to_their_stages():
 
 
 REFUSED = {
-    'layers': ({'n_layers': 6}, {'p': 4}, r'n_layers = 6: mesh.p = 4 does not divide them\nuse mesh.p=3'),
+    'layers': ({'n_layers': 6}, {'p': 4}, r'n_layers = 6: mesh.p = 4 does not divide them\nuse mesh.p=2'),
     'rounds': (
         {'n_layers': 8, 'pipeline_rounds': 3}, {'p': 2},
         r'mesh.p = 2 x model.pipeline.rounds = 3 does not divide them\nuse model.pipeline.rounds=2',

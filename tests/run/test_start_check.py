@@ -68,7 +68,7 @@ REFUSALS = [
     (_nothing, 'mesh.d=3', 'mesh: r=2 d=3 t=2 makes 12 devices, but there are 8 cpu devices'),
     (_nothing, 'mesh.d=1  mesh.t=1  mesh.e=4  model.experts.n_experts=6', 'mesh.e'),
     (_nothing, 'mesh.r=8  mesh.d=1  mesh.t=1  batch.tokens=64', 'cannot be sharded evenly'),
-    (_nothing, 'mesh.d=1  mesh.t=1  mesh.c=4  batch.sequence_length=6  batch.tokens=48', 'use batch.sequence_length='),
+    (_nothing, 'mesh.d=1  mesh.t=1  mesh.c=4  batch.sequence_length=6  batch.tokens=48', 'use mesh.c=1'),
     (_nothing, 'optimizer.name=none', 'optimizer none: it returned None'),
     (_nothing, 'model.attention.kernel=cudnn', 'it needs an NVIDIA GPU, not cpu'),
     (_nothing, 'model.mup.base_width=8  optimizer.name=sgd', 'optimizer.name = sgd'),

@@ -70,13 +70,20 @@ def sequences_per_device(batch: BatchSize, mesh: Mapping[str, int]) -> int:
     if n % shards:
         axes = [axis for axis in SEQUENCE_AXES if mesh[axis] > 1 or axis in 'rd']
         sizes = ' x '.join(f'{axis}={mesh[axis]}' for axis in axes)
-        nearest = [m for m in (n // shards * shards, -(-n // shards) * shards) if m]
+        unit = _least_sequences(batch, mesh)
+        nearest = [m for m in (n // unit * unit, -(-n // unit) * unit) if m]
         tokens = ' or '.join(f'batch.tokens={m * batch.sequence_length}' for m in nearest)
         raise UserError(
             f'batch: {n} sequences per step cannot be sharded evenly over mesh {sizes} = {shards} devices\n'
             f'use {tokens}, or a mesh whose {" x ".join(axes)} divides {n}'
         )
     return n // shards
+
+
+def _least_sequences(batch: BatchSize, mesh: Mapping[str, int]) -> int:
+    """A step needs a multiple of these sequences: on each device, one micro-batch for each stage."""
+    micro = batch.micro if isinstance(batch.micro, int) else 1
+    return sequence_shards(mesh) * mesh['p'] * micro
 
 
 def micro_batch_sizes(per_device: int, stages: int) -> list[int]:
@@ -96,7 +103,8 @@ def micro_batch_size(batch: BatchSize, mesh: Mapping[str, int]) -> int:
     per_device, stages, micro = sequences_per_device(batch, mesh), mesh['p'], batch.micro
     sizes = micro_batch_sizes(per_device, stages)
     if not sizes:
-        enough = -(-per_device // stages) * stages * sequence_shards(mesh)
+        unit = _least_sequences(batch, mesh)
+        enough = -(-batch.sequences // unit) * unit
         raise UserError(
             f'batch: {per_device} sequences per device do not fill mesh.p = {stages} stages: the number of '
             f'micro-batches must be a multiple of {stages}\n'
@@ -135,19 +143,19 @@ def check_batch(batch: Batch, mesh: Mapping[str, int]) -> None:
 
 def _by_step(text: str, batch: Batch, step: int) -> str:
     """A message that says batch.tokens=N, as an entry of a schedule: a plain number would replace the schedule."""
-    for key in ('tokens', 'sequence_length'):
-        if isinstance(getattr(batch, key), tuple):
-            text = re.sub(rf'batch\.{key}=(\d+)', rf'batch.{key} with [{step}, \1]', text)
-    return text
+    if not isinstance(batch.tokens, tuple):
+        return text
+    return re.sub(r'batch\.tokens=(\d+)', rf'batch.tokens with [{step}, \1]', text)
 
 
 def _check_size(batch: BatchSize, mesh: Mapping[str, int]) -> None:
     sequences_per_device(batch, mesh)
     if batch.sequence_length % mesh['c']:
-        nearest = max(1, round(batch.sequence_length / mesh['c'])) * mesh['c']
+        parts = [n for n in range(2, mesh['c']) if mesh['c'] % n == 0]  # a ring has two chunks for each device
+        fits = max((n for n in parts if batch.sequence_length % (2 * mesh['t'] * n) == 0), default=1)
         raise UserError(
             f'batch.sequence_length = {batch.sequence_length} is not divisible by mesh.c = {mesh["c"]}\n'
-            f'use batch.sequence_length={nearest}, or another mesh.c'
+            f'use mesh.c={fits}'
         )
     if batch.micro != 'auto':
         micro_batch_size(batch, mesh)

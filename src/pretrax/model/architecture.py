@@ -307,7 +307,7 @@ class Architecture(DecoderOptions):
         return (self.padded_vocab_size - self.vocab_size) * width
 
     def check_mesh(self, mesh: dict[str, int], sequence_length: int) -> None:
-        """Raises UserError if the mesh does not divide the model; it names the nearest size that does."""
+        """Raises UserError if the mesh does not divide the model; it names a size of the axis that does."""
         t, e = mesh['t'], mesh['e']
         if self.multi_token.n_layers and mesh['p'] > 1:
             raise UserError(
@@ -345,7 +345,7 @@ class Architecture(DecoderOptions):
         for axis, sizes in sharded.items():
             for name, size in sizes.items():
                 if size % mesh[axis]:
-                    fits = max(n for n in range(1, mesh[axis] + 1) if size % n == 0)
+                    fits = math.gcd(mesh[axis], *sizes.values())  # a divisor of the axis: the others keep their sizes
                     problem = f'{name} = {size} is not divisible by mesh.{axis} = {mesh[axis]}'
                     raise UserError(f'{problem}\nuse mesh.{axis}={fits}')
         if self.positions == 'learned' and self.max_sequence_length % t:

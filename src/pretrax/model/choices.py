@@ -200,5 +200,6 @@ def _choose_mixers(chosen: dict[str, Any], said: dict[str, Any], has_attention: 
     if heads % chosen.setdefault('recurrent.n_key_heads', heads):
         raise UserError(
             f'model.recurrent.n_heads = {heads} is not divisible by model.recurrent.n_key_heads = '
-            f'{chosen["recurrent.n_key_heads"]}'
+            f'{chosen["recurrent.n_key_heads"]}\n'
+            f'use model.recurrent.n_key_heads={math.gcd(heads, chosen["recurrent.n_key_heads"])}'
         )

@@ -54,12 +54,14 @@ def choose_context(wanted: str, arch: Architecture, mesh: dict[str, int], sequen
             f'{c}, '
             'as model.attention.context=all_to_all needs\nuse model.attention.context=ring'
         )
-    parts = t * c if wanted == 'all_to_all' else t * c if t % 2 == 0 else 2 * t * c
+    chunks = 2 if wanted == 'ring' and t % 2 else 1
+    parts = chunks * t * c
     if sequence_length % parts:
         how = 'ring: 2 chunks for each device along c' if wanted == 'ring' else 'all_to_all'
+        fits = max((n for n in range(1, c) if c % n == 0 and sequence_length % (chunks * t * n) == 0), default=1)
         raise UserError(
             f'batch.sequence_length = {sequence_length} is not divisible by {parts} '
-            f'(mesh.c = {c}, mesh.t = {t}, {how})\nuse batch.sequence_length={-(-sequence_length // parts) * parts}'
+            f'(mesh.c = {c}, mesh.t = {t}, {how})\nuse mesh.c={fits}'
         )
     return wanted, why
 
@@ -75,7 +77,7 @@ def kernel_for(context: str, wanted: str) -> str:
     if wanted not in ('auto', 'blockwise'):
         raise UserError(
             f'model.attention.kernel={wanted} does not support model.attention.context=ring\n'
-            'use model.attention.context=all_to_all'
+            'use model.attention.kernel=auto'
         )
     return 'blockwise'
 

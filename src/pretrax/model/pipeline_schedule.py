@@ -216,5 +216,5 @@ def _check_layers(sizes: PipelineSchedule, arch: Architecture) -> None:
         each = arch.n_layers // (stages * rounds)
         why = f'leaves {each} per chunk, and the chunks would have different kinds of layers'
     fewer = [f'model.pipeline.rounds={n}' for n in range(rounds - 1, 0, -1) if _fits(stages, n, arch)]
-    fewer += [f'mesh.p={n}' for n in range(stages - 1, 0, -1) if _fits(n, rounds, arch) or n == 1]
+    fewer += [f'mesh.p={n}' for n in range(stages - 1, 0, -1) if (stages % n == 0 and _fits(n, rounds, arch)) or n == 1]
     raise UserError(f'model.n_layers = {arch.n_layers}: {chunks} {why}\nuse {fewer[0]}')

@@ -246,7 +246,8 @@ def check(chosen: dict[str, Any], said: dict[str, Any]) -> None:
     if chosen['attention.n_heads'] and chosen['attention.n_heads'] % chosen['attention.n_kv_heads']:
         raise UserError(
             f'model.attention.n_heads = {chosen["attention.n_heads"]} is not divisible by model.attention.n_kv_heads '
-            f'= {chosen["attention.n_kv_heads"]}'
+            f'= {chosen["attention.n_kv_heads"]}\nuse model.attention.n_kv_heads='
+            f'{math.gcd(chosen["attention.n_heads"], chosen["attention.n_kv_heads"])}'
         )
     _check_latents(chosen, said)
     _check_rotation(chosen)
@@ -355,7 +356,8 @@ def _check_global_heads(chosen: dict[str, Any], said: dict[str, Any]) -> None:
     if chosen['attention.n_heads'] % heads:
         raise UserError(
             f'model.attention.n_heads = {chosen["attention.n_heads"]} is not divisible by '
-            f'model.attention.global_n_kv_heads = {heads}'
+            f'model.attention.global_n_kv_heads = {heads}\n'
+            f'use model.attention.global_n_kv_heads={math.gcd(chosen["attention.n_heads"], heads)}'
         )
     if chosen['attention.global_d_head'] % 2:
         raise UserError(

@@ -3,6 +3,7 @@
 In every check, `chosen` has all options and `said` those of the configuration, by dotted key.
 """
 
+import math
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -188,7 +189,8 @@ def _check_groups(chosen: dict[str, Any]) -> None:
     used = chosen['experts.router.groups_per_token']
     if n_experts % groups:
         raise UserError(
-            f'model.experts.n_experts = {n_experts} is not divisible by model.experts.router.n_groups = {groups}'
+            f'model.experts.n_experts = {n_experts} is not divisible by model.experts.router.n_groups = {groups}\n'
+            f'use model.experts.router.n_groups={math.gcd(n_experts, groups)}'
         )
     if used > groups:
         raise UserError(
