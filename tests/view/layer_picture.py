@@ -24,7 +24,7 @@ def main() -> None:
         out = Path(directory) / 'report.html'
         subprocess.run([sys.executable, '-m', 'pretrax', 'report', options.run, '--out', str(out)], check=True)
         browser = playwright.chromium.launch(executable_path=shutil.which('chromium'), args=['--no-sandbox'])
-        page = browser.new_page(viewport={'width': 1180, 'height': 760}, device_scale_factor=1.5)
+        page = browser.new_page(viewport={'width': 1180, 'height': 3000}, device_scale_factor=1.5)
         page.goto(out.as_uri())
         section = page.locator('#layers')
         page.wait_for_function('pretraxReport.ready')
