@@ -1,7 +1,10 @@
-"""Takes the picture of a comparison in the documentation: python tests/view/compare_picture.py PAGE.html
-docs/images/compare.png
+"""Takes the picture of a comparison or a search in the documentation.
 
-The page is that of `pretrax compare runs/base-* runs/lower-* --out PAGE.html`, of the runs that docs/see.md trains.
+python tests/view/compare_picture.py PAGE.html docs/images/compare.png
+
+The page of the comparison is that of `pretrax compare runs/base-* runs/lower-* --out PAGE.html`, of the runs that
+docs/see.md trains. That of the search is `searches/search/report.html` of configs/search.yaml, with ten trials of 100
+steps, one at a time, and the first decision at step 30.
 """
 
 import shutil
@@ -13,7 +16,7 @@ from playwright.sync_api import Page, sync_playwright
 
 def take(page: Page, out: Path) -> None:
     """From the top of the page to the end of its curves."""
-    page.locator('.legendtext').first.wait_for()
+    page.locator('.chart').last.locator('.main-svg').first.wait_for()
     chart = page.locator('.chart').last.bounding_box()
     page.screenshot(
         path=out,
