@@ -46,9 +46,9 @@ def test_every_end_writes_a_report_of_the_state(small):
     path = Path(small['run_dir']) / 'report.html'
     with pytest.raises(RuntimeError, match='no more'):
         pretrain(config_from_values(values), progress=At(2, fail))
-    assert '<span class="state failed">' in path.read_text()
+    assert '<span class="state" data-state="failed">' in path.read_text()
     pretrain(config_from_values(values), progress=Quiet())
-    assert '<span class="state finished">' in path.read_text()
+    assert '<span class="state" data-state="finished">' in path.read_text()
     path.unlink()
     pretrain(config_from_values(small | {'log': {'report': False}}), progress=Quiet())
     assert not path.exists()

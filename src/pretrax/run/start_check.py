@@ -28,6 +28,7 @@ from pretrax.run.same_run import check_same_run
 from pretrax.run.setup import check_setup, open_source, prepare
 from pretrax.run.watch import stacks_on_timer
 from pretrax.storage import AnyPath, BucketPath, lease, locate
+from pretrax.storage.parts import parts_of
 from pretrax.storage.working_directory import working_directory
 from pretrax.system.locks import holder_of
 from pretrax.system.target import Target
@@ -154,7 +155,7 @@ def _check_writable(run_dir: AnyPath, log: Log, faults: Faults) -> None:
         pass  # they can be written
     for name in ('lock', 'config.yaml', 'startup.txt', 'metrics.jsonl', 'attempts.jsonl', 'stacks/process-0.txt'):
         path = run_dir / name
-        if path.is_dir():
+        if path.is_dir() and not parts_of(path):
             raise _unusable(run_dir, path, 'is a directory')
         if path.exists() and not os.access(path, os.R_OK | os.W_OK):
             raise _unusable(run_dir, path, 'is not writable', 'change its permissions, or use another directory')
