@@ -1,5 +1,6 @@
 """Remote files, files that disappear or change, and bytes that are not text."""
 
+import asyncio
 import gzip
 import http.server
 import json
@@ -12,6 +13,7 @@ import pytest
 import zstandard
 
 from pretrax.data.corpus import corpus as corpus_module
+from pretrax.data.corpus import storage
 from pretrax.data.corpus.corpus import Corpus, shards
 from pretrax.data.corpus.listing import find_files
 from pretrax.errors import UserError
@@ -111,6 +113,47 @@ def test_a_protocol_without_its_package_names_the_package(monkeypatch):
         find_files('s3://bucket/a.jsonl')
     with pytest.raises(UserError, match='s4:// is not a protocol that fsspec knows'):
         find_files('s4://bucket/a.jsonl')
+
+
+def exception(*bases):
+    """As the packages of clouds raise it: only the names of the class and its bases are known."""
+    classes = [Exception, *(base for base in bases if not isinstance(base, str))]
+    for name in [base for base in bases if isinstance(base, str)]:
+        classes.append(type(name, (classes[-1],), {}))
+    return classes[-1]('from the package: Traceback')
+
+
+@pytest.mark.parametrize(
+    ('url', 'error', 'cause', 'fix'),
+    [
+        ('s3://b/a.txt', exception('BotoCoreError', 'NoCredentialsError'), 'no credentials', 'set AWS_ACCESS_KEY_ID'),
+        ('s3a://b/a.txt', exception('ProfileNotFound'), 'no credentials', 'or AWS_PROFILE'),
+        ('gs://b/a.txt', exception('GoogleAuthError', 'DefaultCredentialsError'), 'no credentials', 'run gcloud auth'),
+        ('gcs://b/a.txt', PermissionError('x'), 'access is denied', 'GOOGLE_APPLICATION_CREDENTIALS'),
+        ('s3://b/a.txt', exception('ClientError', 'NoSuchBucket'), 'there is no such bucket', 'check the name'),
+        ('s3://b/a.txt', PermissionError('x'), 'access is denied', 'AWS_PROFILE'),
+        ('gs://b/a.txt', exception(TimeoutError, 'FSTimeoutError'), 'no answer within 15', 'check the network'),
+        ('s3://b/a.txt', exception('HTTPClientError', 'EndpointConnectionError'), 'cannot be reached', 'the network'),
+        ('https://h/a.txt', exception('ClientConnectionError', 'ClientConnectorError'), 'cannot be reached', 'host'),
+        ('https://h/a.txt', ConnectionRefusedError(111, 'x'), 'cannot be reached', 'copy the file'),
+    ],
+)
+def test_an_error_of_a_bucket_names_its_cause_and_the_fix(url, error, cause, fix):
+    first, second = str(storage.refusal(storage.Url(url), error)).splitlines()
+    assert first.startswith(f'{url}: {cause}')
+    assert fix in second
+
+
+def test_a_bucket_that_does_not_answer_is_reported_in_seconds(monkeypatch):
+    s3fs = pytest.importorskip('s3fs')
+
+    async def hang(*_, **__):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, '_info', hang)
+    monkeypatch.setattr(storage, '_FIRST_SECONDS', 0.05)
+    with pytest.raises(UserError, match=r's3://silent/a\.txt: no answer within .*\n  check the network'):
+        find_files('s3://silent/a.txt')
 
 
 @pytest.mark.parametrize('suffix', ['', '.gz', '.zst'])

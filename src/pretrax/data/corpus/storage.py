@@ -3,8 +3,10 @@
 Every error of a storage becomes a UserError that names the path or the URL.
 """
 
+import contextlib
 import datetime
 import http
+import logging
 import os
 import posixpath
 import re
@@ -19,6 +21,34 @@ from pretrax.storage.settings import s3_access
 
 # Protocols of the extra `cloud`. For any other protocol, the error names the package that fsspec needs.
 _CLOUD = ('gs', 'gcs', 's3', 's3a', 'http', 'https')
+
+_FIRST_SECONDS = 15
+_contacted: set[tuple[Any, str]] = set()
+_CREDENTIALS = {
+    's3': 'set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE',
+    'gs': 'run gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS',
+    'http': 'use a signed URL',
+}
+# Names of exceptions and of their bases: the packages are optional. The cause, and the fix for the scheme.
+_CAUSES = (
+    (
+        {'NoCredentialsError', 'PartialCredentialsError', 'ProfileNotFound', 'GoogleAuthError'},
+        'no credentials were found',
+        '{credentials}',
+    ),
+    ({'NoSuchBucket'}, 'there is no such bucket', 'check the name, and the endpoint if you set AWS_ENDPOINT_URL'),
+    ({'PermissionError'}, 'access is denied', 'allow these credentials to read it, or use others: {credentials}'),
+    (
+        {'TimeoutError', 'FSTimeoutError'},
+        f'no answer within {_FIRST_SECONDS} seconds',
+        'check the network, the name and the credentials: {credentials}',
+    ),
+    (
+        {'ConnectionError', 'ClientConnectionError', 'HTTPClientError', 'gaierror'},
+        'cannot be reached',
+        'check the network and the name of the host, or copy the file to this machine',
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -119,8 +149,12 @@ def connect(url: Url) -> tuple[Any, str]:
     import fsspec
 
     protocol = url.url.partition('://')[0]
+    logging.getLogger('gcsfs').setLevel(logging.CRITICAL)  # it logs what it raises
     try:
-        return fsspec.url_to_fs(url.url, **(_s3_options() if protocol in ('s3', 's3a') else {}))
+        filesystem, path = fsspec.url_to_fs(url.url, **(_s3_options() if protocol in ('s3', 's3a') else {}))
+        if protocol in _CLOUD:
+            _first_contact(filesystem, urlsplit(url.url).netloc, path)
+        return filesystem, path
     except ImportError as error:
         install = install_extra('cloud') if protocol in _CLOUD else str(error)
         raise UserError(f'{url}: reading {protocol}:// needs a package that is not installed\n  {install}') from None
@@ -133,6 +167,17 @@ def connect(url: Url) -> tuple[Any, str]:
         ) from None
     except Exception as error:
         raise refusal(url, error) from error
+
+
+def _first_contact(filesystem: Any, bucket: str, path: str) -> None:
+    """Asks once for a path of each bucket or server, briefly: later requests are repeated for minutes."""
+    import fsspec.asyn
+
+    if (filesystem, bucket) in _contacted:
+        return
+    with contextlib.suppress(FileNotFoundError):  # the path may be a pattern
+        fsspec.asyn.sync(filesystem.loop, filesystem._info, path, timeout=_FIRST_SECONDS)
+    _contacted.add((filesystem, bucket))
 
 
 def canonical_url(url: Url) -> str:
@@ -179,5 +224,10 @@ def _status(status: int) -> str:
 
 
 def _said(location: Location, error: Exception) -> UserError:
+    bases = {base.__name__ for base in type(error).__mro__}
+    for names, cause, fix in _CAUSES if isinstance(location, Url) else ():
+        if names & bases:
+            scheme = {'s3': 's3', 'gs': 'gs', 'gc': 'gs'}.get(location.url[:2], 'http')
+            return UserError(f'{location}: {cause}\n  {fix.format(credentials=_CREDENTIALS[scheme])}')
     said = getattr(error, 'strerror', None) or ' '.join(str(error).split())[:200] or 'no reason given'
     return UserError(f'{location}: {said} ({type(error).__name__})')
