@@ -50,6 +50,21 @@ def test_heads_that_the_mesh_does_not_divide_are_refused_with_the_fix(launch, en
     ]
 
 
+@pytest.mark.parametrize('engine', ['local', 'slurm'])
+def test_an_optimizer_that_returns_nothing_is_refused_in_ten_lines(launch, engine, tmp_path_factory):
+    plugin = tmp_path_factory.mktemp('plugin') / 'wrong.py'
+    plugin.write_text(
+        f'import pretrax\n\n@pretrax.register("optimizer", "returns-nothing-{engine}")\ndef optimizer(*_, **__):\n'
+        '    return None\n'
+    )
+    code, out, err = launch(engine, f'plugins=[{plugin}]', f'optimizer={{name: returns-nothing-{engine}}}')
+    assert (code, 'sbatch' in out) == (2, False)
+    refusal = err[err.index('optimizer returns-nothing') :].splitlines()
+    assert 'returned None' in refusal[0]
+    assert len(refusal) <= 10
+    assert refusal[-1] == 'the run would not start; to launch it without this check: --unchecked'
+
+
 def test_a_run_that_would_start_and_one_that_is_not_checked_are_launched(launch):
     assert launch('slurm', 'mesh.t=2', 'mesh.d=4')[0] == 0
     code, out, _ = launch('slurm', 'mesh.t=8', '--unchecked')

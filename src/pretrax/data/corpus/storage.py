@@ -225,8 +225,8 @@ def _status(status: int) -> str:
 
 def _said(location: Location, error: Exception) -> UserError:
     bases = {base.__name__ for base in type(error).__mro__}
-    for names, cause, fix in _CAUSES if isinstance(location, Url) else ():
-        if names & bases:
+    for names, cause, fix in _CAUSES:
+        if isinstance(location, Url) and names & bases:
             scheme = {'s3': 's3', 'gs': 'gs', 'gc': 'gs'}.get(location.url[:2], 'http')
             return UserError(f'{location}: {cause}\n  {fix.format(credentials=_CREDENTIALS[scheme])}')
     said = getattr(error, 'strerror', None) or ' '.join(str(error).split())[:200] or 'no reason given'
