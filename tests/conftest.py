@@ -61,6 +61,12 @@ def own_buckets():
         storage.use_settings(storage.StorageSettings())
 
 
+@pytest.fixture(autouse=True)
+def no_terminal():
+    """The output of a test has no width: `readline`, which a worker imports, sets one for the whole process."""
+    os.environ.pop('COLUMNS', None)
+
+
 def pytest_unconfigure(config):
     shutil.rmtree(os.environ['JAX_COMPILATION_CACHE_DIR'], ignore_errors=True)
 

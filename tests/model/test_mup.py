@@ -108,9 +108,9 @@ def logits(options, weights, tokens):
 
 
 def _logits(model):
-    from pretrax.infer.recompute import _per_device
+    from pretrax.infer.recompute import logits_per_device
 
-    return jax.jit(_per_device(model))
+    return jax.jit(logits_per_device(model))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_a_step_is_drawn_as_text_which_is_drawn_again(tmp_path, capsys):
     assert picture.startswith('<svg ')
     assert '▾ update' in picture
     draw(planned, tmp_path / 'step.html')
-    assert '<h1>tiny</h1><span class="where">8 x cpu</span>' in (tmp_path / 'step.html').read_text()
+    assert '<h1>tiny</h1><span class="hint">8 x cpu</span>' in (tmp_path / 'step.html').read_text()
     with pytest.raises(UserError, match=r'step.html/below.svg: cannot be written'):
         draw(planned, tmp_path / 'step.html' / 'below.svg')
 

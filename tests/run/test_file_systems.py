@@ -239,6 +239,6 @@ def test_an_unreadable_run_directory_is_reported(disk):
     run = disk / 'run'
     run.mkdir()
     subprocess.run(['mount', '-o', 'remount,ro', disk], check=True)
-    with pytest.raises(UserError, match=r'run_dir: .* cannot be used: Read-only file system'):
+    with pytest.raises(UserError, match=r'run_dir: .* cannot be used: .* is not writable: Read-only file system'):
         pretrain(config_from_values(VALUES | {'run_dir': str(run)}), progress=Quiet())
     assert not Path(run / 'checkpoints').exists()

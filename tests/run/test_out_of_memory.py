@@ -97,6 +97,9 @@ class LateFull(Full):
 
 
 class Late:
+    def is_ready(self):
+        return True
+
     def __int__(self):
         return int(fill())
 

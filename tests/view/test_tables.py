@@ -78,7 +78,7 @@ def plan():
     options = 'mesh.d=8 mesh.t=8 batch.micro=16 model.save={attention: recompute, feed_forward: offload, norm: keep}'
     found = SimpleNamespace(prediction=phases, memory=SimpleNamespace(total=MANY), written=lambda: options)
     device = SimpleNamespace(name='H100', bf16=1e15)
-    hardware = SimpleNamespace(n_devices=64, topology=SimpleNamespace(device=device), memory=80e9)
+    hardware = SimpleNamespace(n_devices=64, device=device, memory=80e9)
     return plan_report(SimpleNamespace(hardware=hardware, n_params=1, now=None, why='', found=[found], tried=1))[4:]
 
 
