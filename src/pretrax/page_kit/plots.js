@@ -92,7 +92,9 @@ function marks(curves, range, toPlotly) {
   for (const side of [-1, 1]) {
     const edge = side < 0 ? range[0] : range[1];
     const points = [];
-    for (const { x, y } of curves) y.forEach((value, i) => Number.isFinite(value) && side * (value - edge) > 0 && points.push([x[i], value]));
+    for (const { x, y } of curves) {
+      for (const [i, value] of y.entries()) if (Number.isFinite(value) && side * (value - edge) > 0) points.push([x[i], value]);
+    }
     if (!points.length) continue;
     points.sort(([a], [b]) => a - b);
     const groups = [];

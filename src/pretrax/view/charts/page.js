@@ -27,7 +27,9 @@ function draw(figure, place) {
   Plotly.react(place, data, themed({ legend: { orientation: 'h', x: 0, y: 1.02, yanchor: 'bottom' }, ...layout }), config());
 }
 
-const drawAll = () => figures.forEach((figure, number) => draw(figure, places[number]));
+function drawAll() {
+  for (const [number, figure] of figures.entries()) draw(figure, places[number]);
+}
 
 function zoomTogether(figure, place) {
   place.on('plotly_relayout', change => {
@@ -43,6 +45,6 @@ function zoomTogether(figure, place) {
 }
 
 drawAll();
-figures.forEach((figure, number) => zoomTogether(figure, places[number]));
+for (const [number, figure] of figures.entries()) zoomTogether(figure, places[number]);
 byId('clip').onchange = drawAll;
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', drawAll);
