@@ -233,5 +233,5 @@ def test_a_stopped_sweep_continues_with_the_same_command(tmp_path):
     plots = sorted(path.name for path in (tmp_path / 'out').glob('*.svg'))
     assert plots == ['plot-memory-by-batch_tokens.svg', 'plot-tokens_per_second-by-batch_tokens.svg']
     page = (tmp_path / 'out' / 'results.html').read_text()
-    assert page.count('<svg') == 2
+    assert page.count('<svg') == 3  # the icon, and two plots
     assert os.listdir(tmp_path / 'out' / 'configs')

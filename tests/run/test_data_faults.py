@@ -20,7 +20,7 @@ from runs import BIGRAM, At, Quiet
 
 
 def cut(file: Path):
-    file.write_bytes(file.read_bytes()[:-50])
+    file.write_bytes(file.read_bytes()[:50])
 
 
 def flip(file: Path):

@@ -23,7 +23,7 @@ def test_who_takes_a_fifth_of_a_step_longer_than_the_others_is_slow(own, slow):
 @pytest.mark.slow
 def test_the_process_that_sleeps_is_named(tmp_path):
     config = write_run(tmp_path, faults={'heartbeat_seconds': 60})
-    sleeping = "time.sleep(0.5 if os.environ['JAX_PROCESS_ID'] == '1' else 0)"
+    sleeping = "time.sleep(0.5 if os.environ.get('JAX_PROCESS_ID') == '1' else 0)"
     (tmp_path / 'plugin.py').write_text(PLUGIN.replace('time.sleep(0.02)', sleeping))
     with Launched(config, tmp_path / 'run', '-n', '2', 'steps=41') as run:
         assert run.wait() == 0, run.said
