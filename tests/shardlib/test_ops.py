@@ -177,6 +177,28 @@ def test_all_to_all_is_the_identity_on_global_arrays(layout):
         equal(jax.value_and_grad(run)(x, weigh), jax.value_and_grad(lambda x: jnp.sum(jnp.sin(x) * weigh))(x))
 
 
+@pytest.mark.parametrize(
+    ('sizes', 'before', 'after'),
+    [
+        ({'a': 2, 'b': 4}, 'X Y/a Z/b', 'X/a/b Y Z'),
+        ({'a': 2, 'b': 4}, 'X Y/a Z/b', 'X/b/a Y Z'),
+        ({'a': 2, 'b': 2, 'c': 2}, 'X/c Y/b/a Z', 'X/c/a/b Y Z'),
+        ({'a': 2, 'b': 2, 'c': 2}, 'X/a Y Z/b/c', 'X/a Y/c/b Z'),
+        ({'a': 8, 'b': 1}, 'X Y/a Z/b', 'X/a/b Y Z'),
+    ],
+)
+def test_all_to_all_moves_the_axes_of_several_dimensions_at_once(sizes, before, after):
+    """To whole matrices and back: both are the identity on global arrays, and each is one collective."""
+    x, weigh = random(16, 16, 16), random(16, 16, 16, seed=1)
+    axes = ' '.join(sizes)
+    with mesh_of(sizes):
+        for text in (f'{before} -> {after}', f'{after} -> {before}'):
+            start, _, end = text.split(' -> ')[0], None, text.split(' -> ')[1]
+            run = weighted((f32[start], f32[end]), axes, lambda x, text=text: shardlib.all_to_all(text, x))
+            equal(jax.value_and_grad(run)(x, weigh), jax.value_and_grad(lambda x: jnp.sum(jnp.sin(x) * weigh))(x))
+            assert jax.jit(run).lower(x, weigh).as_text().count('stablehlo.all_to_all') == 1
+
+
 @pytest.mark.parametrize('shift', [1, 3, -1])
 def test_ppermute_sends_slices_around_the_ring(shift):
     with mesh_of({'a': 2, 'b': 4}):

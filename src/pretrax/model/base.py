@@ -167,6 +167,12 @@ class AutomaticModel(Model):
         raise self._no_logits()
 
 
+def weight_shardings(model: Model, weights: Any) -> Any:
+    """The sharding of every weight on the current mesh, as a tree like `weights`."""
+    prefix = model.shardings(weights)
+    return jax.tree.map(lambda sharding, part: jax.tree.map(lambda _: sharding, part), prefix, weights)
+
+
 def check_model(model: object, name: str) -> Model:
     """The model, if it is one. Raises UserError if its class does not derive from `Model`."""
     if isinstance(model, Model):

@@ -63,7 +63,10 @@ def psum_scatter(spec: str, x: Any) -> Any:
 
 
 def all_to_all(spec: str, x: Any, *, partial: str = '') -> Any:
-    """Moves the sharding from one dimension to another: `all_to_all('B/e F -> B F/e', x)`.
+    """Moves the sharding between dimensions, in one exchange: `all_to_all('B/e F -> B F/e', x)`.
+
+    Several dimensions may give their axes to one, or get them from it: `'N R/d C/t -> N/d/t R C'` gives each device
+    whole matrices, and `'N/d/t R C -> N R/d C/t'` sends them back.
 
     Along the axes `partial`, x may be a partial sum, and then the result is one too.
     """
@@ -71,19 +74,17 @@ def all_to_all(spec: str, x: Any, *, partial: str = '') -> Any:
     (before,), after = _parse(what, spec, operands=1)
     unreduced = frozenset(_axis_names(partial))
     x = _check_operand(what, x, before, partial=unreduced)
-    changed = [i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
-    if [dim.name for dim in before] == [dim.name for dim in after] and len(changed) == 2:
-        source, target = changed if len(before[changed[0]].axes) > len(after[changed[0]].axes) else changed[::-1]
-        kept, moved = len(after[source].axes), before[source].axes[len(after[source].axes) :]
-        if before[source].axes[:kept] == after[source].axes and after[target].axes == before[target].axes + moved:
-            _check_split(what, before[target], x.shape[target], moved)
-            many, x = _with_many(moved), vary(x, moved)
-            x = jax.lax.all_to_all(x, many, target, source, tiled=True) if many else x
-            return _checked(what, x, after, partial=unreduced)
-    raise ShardingError(
-        f'{what}: all_to_all moves axes from the end of one dimension to the end of another',
-        fix="write the same dimensions on both sides, as in 'B/e F -> B F/e'",
-    )
+    lost, gained = _moves_between(before, after)
+    moved = [tuple(axis for _, axes in moves for axis in axes) for moves in (lost, gained)]
+    if sorted(moved[0]) != sorted(moved[1]) or not moved[0] or min(len(lost), len(gained)) > 1:
+        raise ShardingError(
+            f'{what}: all_to_all moves axes from the end of one dimension to the end of another',
+            fix="write the same dimensions on both sides, as in 'B/e F -> B F/e'",
+        )
+    for position, axes in gained:
+        _check_split(what, before[position], x.shape[position], axes)
+    x = _merged(x, *gained[0], lost) if len(gained) == 1 else _spread(x, *lost[0], gained)
+    return _checked(what, x, after, partial=unreduced)
 
 
 def psum(axes: str, x: Any, *, wires: Mapping[str, Any] | None = None) -> Any:
@@ -323,6 +324,65 @@ def _scatter(moves: Moves, x: Any) -> Any:
         if many := _with_many(names):
             x = jax.lax.psum_scatter(x, many, scatter_dimension=position, tiled=True)
     return x
+
+
+def _merged(x: Any, position: int, axes: tuple[str, ...], lost: Moves) -> Any:
+    """The exchange after which one dimension is sharded over the axes that others have lost."""
+    x = _exchange(_split(x, position, axes), position, axes)
+    # `axes` are dimensions in front of the one that they shard now: move each to the dimension whose slices it counts
+    order = [i for i in range(x.ndim) if not position <= i < position + len(axes)]
+    for place, names in sorted(lost, reverse=True):
+        order[place:place] = [position + axes.index(name) for name in names]
+    shape = list(x.shape[:position] + x.shape[position + len(axes) :])
+    for place, names in lost:
+        shape[place] *= axis_size(' '.join(names))
+    return x.transpose(order).reshape(shape)
+
+
+def _spread(x: Any, position: int, axes: tuple[str, ...], gained: Moves) -> Any:
+    """The inverse of `_merged`."""
+    places, others = dict[str, int](), list[int]()
+    for place in range(len(shape := x.shape)):
+        for names in (names for where, names in gained if where == place):
+            x = _split(x, place + len(places), names)
+            places |= {name: place + len(places) + i for i, name in enumerate(names)}
+        others.append(place + len(places))
+    order = [*others[:position], *(places[name] for name in axes), *others[position:]]
+    x = _exchange(x.transpose(order), position, axes)
+    sizes = [size // math.prod(axis_size(name) for where, names in gained if where == i for name in names) for i, size in enumerate(shape)]
+    sizes[position] *= axis_size(' '.join(axes))
+    return x.reshape(sizes)
+
+
+def _split(x: Any, position: int, axes: tuple[str, ...]) -> Any:
+    """x with a dimension for each axis in front of the one at `position`, which the axes then no longer count."""
+    sizes = [jax.lax.axis_size(axis) for axis in axes]
+    rest = x.shape[position] // math.prod(sizes)
+    return x.reshape(*x.shape[:position], *sizes, rest, *x.shape[position + 1 :])
+
+
+def _exchange(x: Any, position: int, axes: tuple[str, ...]) -> Any:
+    """Sends entry i along the dimensions of `axes` to device i, which finds that of device j at j."""
+    x, many = vary(x, axes), _with_many(axes)
+    size, rest = axis_size(' '.join(axes)), x.shape[position + len(axes) :]
+    flat = x.reshape(*x.shape[:position], size, *rest)
+    return jax.lax.all_to_all(flat, many, position, position, tiled=False).reshape(x.shape) if many else x
+
+
+def _moves_between(before: Dims, after: Dims) -> tuple[Moves, Moves]:
+    """The axes that each dimension has at its end only before, and those that it has only after; none if other things
+    differ.
+    """
+    lost, gained = Moves(), Moves()
+    if [dim.name for dim in before] != [dim.name for dim in after]:
+        return lost, gained
+    for position, (a, b) in enumerate(zip(before, after, strict=True)):
+        n = min(len(a.axes), len(b.axes))
+        if a.axes[:n] != b.axes[:n]:
+            return Moves(), Moves()
+        lost += [(position, a.axes[n:])] * (len(a.axes) > n)
+        gained += [(position, b.axes[n:])] * (len(b.axes) > n)
+    return lost, gained
 
 
 def _with_many(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,13 +1,14 @@
 """Optimizers by name, from Optax. Each returns a direction; rate, decay and clipping are lines of `step.py`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import jax
 import optax
-from optax import contrib
 from pydantic import Field
 
 from pretrax.model.weights import matrix_dimensions
 from pretrax.train.average import ScheduleFree
+from pretrax.train.muon import scale_by_muon
 from pretrax.train.soap import scale_by_soap
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -73,18 +74,17 @@ def muon(
     ten steps, and equal after about a hundred. `rms` is the root mean square of an update, so that Adam's learning rate
     serves both (arXiv:2502.16982, sec. 2.2).
     """
-    descent = contrib.muon(
-        1.0,
-        beta=momentum,
-        ns_steps=iterations,
-        adam_b1=b1,
-        adam_b2=b2,
-        eps=eps,
-        adam_learning_rate=1.0,
-        consistent_rms=rms,
-        muon_weight_dimension_numbers=matrix_dimensions,
-    )
-    return optax.chain(descent, optax.scale(-1.0))  # Optax's muon already points downhill
+    rules = {
+        'muon': optax.chain(scale_by_muon(momentum, iterations, rms, eps)),
+        'adam': optax.chain(optax.scale_by_adam(b1, b2, eps, nesterov=True)),
+    }
+    return optax.chain(optax.partition(rules, _rule_of_each))
+
+
+def _rule_of_each(weights: Any) -> Any:
+    """'muon' for matrices, 'adam' for other weights."""
+    is_matrix = matrix_dimensions(weights)
+    return jax.tree.map(lambda _, dims: 'adam' if dims is None else 'muon', weights, is_matrix)
 
 
 def soap(

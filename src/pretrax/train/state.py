@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from pretrax.model.base import weight_shardings
 from pretrax.train.average import first_average
 from pretrax.train.groups import settings_of, without_frozen
 from pretrax.train.host_memory import in_host, on_device
@@ -44,8 +45,7 @@ def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
     """
     mesh = jax.sharding.get_mesh()
     replicated = NamedSharding(mesh, PartitionSpec())
-    prefix = recipe.model.shardings(like.weights)
-    weights = jax.tree.map(lambda sharding, part: jax.tree.map(lambda _: sharding, part), prefix, like.weights)
+    weights = weight_shardings(recipe.model, like.weights)
     flat, shardings = jax.tree_util.tree_leaves_with_path(like.weights), jax.tree.leaves(weights)
     by_path = {path: (w.shape, sharding) for (path, w), sharding in zip(flat, shardings, strict=True)}
 
