@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pretrax.model.weights import Layer
-from pretrax.train import optimizer
+from pretrax.train import muon, optimizer
 from pretrax.train.groups import DEFAULT_NO_DECAY
 from pretrax.train.state import init_state
 from pretrax.train.step import Recipe, make_step
@@ -118,3 +118,64 @@ def test_muon_sees_the_matrices_of_a_decoder_as_they_multiply(name, inputs):
     for one in np.asarray(update.layers.named()[name]).reshape(-1, inputs, 32):
         values = np.linalg.svd(one, compute_uv=False)
         assert values.max() / np.quantile(values, 0.1) < 2, values  # of the gradient: about 20
+
+
+def test_polar_express_has_the_polynomials_of_its_paper():
+    """Algorithm 1 of arXiv:2505.16932 in NumPy: each iteration's polynomial is the best on the interval of the values.
+
+    The best odd quintic errs by the same amount, with alternating signs, at four points.
+    """
+
+    def best(low, high):
+        if low / high >= 1 - 5e-6:
+            return np.array([15 / 8 / high, -10 / 8 / high**3, 3 / 8 / high**5])
+        inner, error = (0.75 * low + 0.25 * high, 0.25 * low + 0.75 * high), np.inf
+        while True:
+            points = [low, *inner, high]
+            *found, now = np.linalg.solve(
+                [[x, x**3, x**5, s] for x, s in zip(points, (1, -1, 1, -1), strict=True)], np.ones(4)
+            )
+            if abs(now - error) < 1e-15:
+                return np.array(found)
+            error, (a, b, c) = now, found
+            root = np.sqrt(9 * b * b - 20 * a * c)
+            inner = np.sqrt((-3 * b - root) / (10 * c)), np.sqrt((-3 * b + root) / (10 * c))
+
+    low, high, expected = 1e-3, 1.0, []
+    for _ in range(8):
+        found = best(max(low, 0.02407327424182761 * high), high)
+        ends = [found @ [x, x**3, x**5] for x in (low, high)]
+        expected.append(found * 2 / sum(ends))
+        low = expected[-1] @ [low, low**3, low**5]
+        high = 2 - low
+    safety = np.array([[1.01, 1.01**3, 1.01**5]] * 7 + [[1, 1, 1]])
+    np.testing.assert_allclose(muon.coefficients('polar_express', 8), expected / safety, rtol=1e-6)
+
+
+@pytest.mark.parametrize(('options', 'spread'), [({}, 1.8), ({'polynomials': 'polar_express'}, 1.4)])
+def test_muon_brings_singular_values_together(options, spread):
+    """The largest over the smallest after five iterations, from 100; with the best polynomials nearer to 1."""
+    rng = np.random.default_rng(0)
+    u, _ = np.linalg.qr(rng.standard_normal((48, 32)))
+    v, _ = np.linalg.qr(rng.standard_normal((32, 32)))
+    g = {'matrix': jnp.asarray(u * np.geomspace(1, 0.01, 32) @ v.T, jnp.float32)}
+    for precision, error in (('f32', 1.0), ('bf16', 1.15)):
+        rule = optimizer.muon(precision=precision, **options)
+        values = np.linalg.svd(rule.update(g, rule.init(g), g)[0]['matrix'], compute_uv=False)
+        assert values.max() / values.min() < spread * error
+
+
+def test_normuon_is_as_published():
+    """Algorithm 1 of arXiv:2510.05491 in NumPy, on the orthogonalized momentum: W is [outputs, inputs] there."""
+    rng, b2, rms = np.random.default_rng(0), 0.9, 0.2
+    rule, plain = optimizer.muon(neuron_b2=b2, rms=rms), optimizer.muon(rms=rms)
+    weights = {'w': jnp.zeros((6, 4))}
+    state, other, v = rule.init(weights), plain.init(weights), np.zeros((4, 1))
+    for g in rng.standard_normal((3, 6, 4)).astype(np.float32):
+        direction, state = rule.update({'w': jnp.asarray(g)}, state, weights)
+        orthogonal, other = plain.update({'w': jnp.asarray(g)}, other, weights)
+        o = np.asarray(orthogonal['w'], np.float64).T
+        v = b2 * v + (1 - b2) * np.mean(o * o, axis=1, keepdims=True)
+        scaled = o / (np.sqrt(v) + 1e-8)
+        expected = rms * np.sqrt(scaled.size) * scaled / np.linalg.norm(scaled)
+        np.testing.assert_allclose(direction['w'].T, expected, rtol=1e-4, atol=1e-6)

@@ -349,7 +349,10 @@ def _spread(x: Any, position: int, axes: tuple[str, ...], gained: Moves) -> Any:
         others.append(place + len(places))
     order = [*others[:position], *(places[name] for name in axes), *others[position:]]
     x = _exchange(x.transpose(order), position, axes)
-    sizes = [size // math.prod(axis_size(name) for where, names in gained if where == i for name in names) for i, size in enumerate(shape)]
+    sizes = [
+        size // math.prod(axis_size(name) for where, names in gained if where == i for name in names)
+        for i, size in enumerate(shape)
+    ]
     sizes[position] *= axis_size(' '.join(axes))
     return x.reshape(sizes)
 

@@ -1,14 +1,15 @@
 """Optimizers by name, from Optax. Each returns a direction; rate, decay and clipping are lines of `step.py`."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 from pydantic import Field
 
 from pretrax.model.weights import matrix_dimensions
 from pretrax.train.average import ScheduleFree
-from pretrax.train.muon import scale_by_muon
+from pretrax.train.muon import Polynomials, scale_by_muon, scale_by_neurons
 from pretrax.train.soap import scale_by_soap
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -61,6 +62,14 @@ def muon(
     *,
     momentum: Annotated[Fraction, Field(description='decay of the momentum of matrices')] = 0.95,
     iterations: Annotated[Count, Field(description='Newton-Schulz iterations')] = 5,
+    polynomials: Annotated[Polynomials, Field(description='coefficients of the iterations')] = 'jordan',
+    precision: Annotated[
+        Literal['f32', 'bf16'], Field(description='dtype in which matrices are exchanged and multiplied')
+    ] = 'f32',
+    neuron_b2: Annotated[
+        Fraction | None,
+        Field(description="NorMuon's decay of the mean square of the update of each output; none: Muon"),
+    ] = None,
     rms: Annotated[Positive, Field(description='root mean square of the update of a matrix')] = 0.2,
     b1: Annotated[Fraction, Field(description='of Adam: decay of the average of gradients')] = 0.9,
     b2: Annotated[Fraction, Field(description='of Adam: decay of the average of squared gradients')] = 0.95,
@@ -72,10 +81,13 @@ def muon(
     Optax differs from Jordan in two ways: Adam has Nesterov's momentum too, and the bias of both momenta is corrected,
     in that of a matrix before it is orthogonalized. The updates of matrices are then a few percent apart in the first
     ten steps, and equal after about a hundred. `rms` is the root mean square of an update, so that Adam's learning rate
-    serves both (arXiv:2502.16982, sec. 2.2).
+    serves both (arXiv:2502.16982, sec. 2.2). `polynomials: polar_express`: Amsel et al. 2025, arXiv:2505.16932.
+    `neuron_b2`: NorMuon, Li et al. 2025, arXiv:2510.05491.
     """
+    dtype = jnp.bfloat16 if precision == 'bf16' else None
+    by_neuron = [] if neuron_b2 is None else [scale_by_neurons(neuron_b2, rms, eps)]
     rules = {
-        'muon': optax.chain(scale_by_muon(momentum, iterations, rms, eps)),
+        'muon': optax.chain(scale_by_muon(momentum, iterations, rms, eps, polynomials, dtype), *by_neuron),
         'adam': optax.chain(optax.scale_by_adam(b1, b2, eps, nesterov=True)),
     }
     return optax.chain(optax.partition(rules, _rule_of_each))

@@ -51,7 +51,9 @@ class Layout(NamedTuple):
     def weight(self, matrices: jax.Array, like: jax.Array) -> jax.Array:
         """The inverse of `matrices`, for a slice with the shape of `like`."""
         order = *self.batch, *self.rows, *self.columns
-        return matrices.reshape([like.shape[i] for i in order]).transpose(sorted(range(len(order)), key=order.__getitem__))
+        return matrices.reshape([like.shape[i] for i in order]).transpose(
+            sorted(range(len(order)), key=order.__getitem__)
+        )
 
 
 def layout_of(w: jax.Array, dims: MuonDimensionNumbers, sharding: NamedSharding | None) -> Layout:
@@ -120,7 +122,7 @@ def _stacked(work: Work, dims: tuple[str, str, str], x: num['N R C']) -> jax.Arr
 
 
 def _to_owners(dims: tuple[str, str, str], idle: Axes, x: jax.Array) -> jax.Array:
-    """The whole matrices that this device owns. Along `idle` the slices are the same, and each takes a share of them."""
+    """The whole matrices that this device owns. Along `idle` slices are the same, and each device takes a share."""
     n, rows, columns = dims
     if idle:
         x = x.reshape(axis_size(' '.join(idle)), -1, *x.shape[1:])[axis_index(' '.join(idle))]
