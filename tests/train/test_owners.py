@@ -1,0 +1,125 @@
+"""Whole matrices on their owners: the results, and what is sent, on meshes that shard, repeat and stack matrices."""
+
+import math
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrax.hlo.parse import collectives
+from pretrax.model.base import weight_shardings
+from pretrax.model.weights import MATRICES, matrix_dimensions
+from pretrax.train import optimizer, owners
+from pretrax.train.average import direction_of
+from pretrax.train.groups import DEFAULT_NO_DECAY
+from pretrax.train.owners import layout_of, on_owners
+from pretrax.train.state import abstract_state
+from pretrax.train.step import Recipe
+from small import LATENT, LLAMA, MIXTURE, mesh_of, random_weights, transformer
+
+MESHES = {
+    'd': (LLAMA, {'d': 8}),
+    'd t, three layers': (LLAMA | {'n_layers': 3}, {'d': 4, 't': 2}),
+    'd e': (MIXTURE, {'d': 2, 'e': 4}),
+    'd p': (LLAMA, {'d': 4, 'p': 2}),
+    'r d': (LLAMA, {'r': 2, 'd': 4}),
+    'r': (LLAMA, {'r': 8}),
+    'd c t, latent': (LATENT, {'d': 2, 'c': 2, 't': 2}),
+}
+
+
+def of_matrices(tree):
+    """The weights that hold matrices, by name, with their dimensions."""
+    dims = jax.tree.structure(tree).flatten_up_to(matrix_dimensions(tree))
+    named = jax.tree_util.tree_leaves_with_path(tree)
+    return {path: (w, each) for (path, w), each in zip(named, dims, strict=True) if each is not None}
+
+
+@pytest.mark.parametrize('name', MESHES)
+@pytest.mark.parametrize('chunk', [1, owners.CHUNK])
+def test_each_matrix_is_whole_where_the_work_is(name, chunk, monkeypatch):
+    """x -> x x^T x with NumPy's products: it commutes with permutations, and needs the whole matrix."""
+    monkeypatch.setattr(owners, 'CHUNK', chunk)
+    options, sizes = MESHES[name]
+    mesh = mesh_of(**sizes)
+    with jax.set_mesh(mesh):
+        model = transformer(options, mesh, micro_batches=sizes.get('p', 1))
+        weights = random_weights(transformer(options))
+        known = dict(jax.tree_util.tree_leaves_with_path(weight_shardings(model, weights)))
+        found = of_matrices(weights)
+        layouts = [layout_of(w, dims, known[path]) for path, (w, dims) in found.items()]
+        work = lambda x: x @ x.mT @ x  # noqa: E731
+        run = jax.jit(lambda ws: on_owners(work, ws, layouts))
+        results = run([w for w, _ in found.values()])
+    for result, (w, (inputs, outputs)) in zip(results, found.values(), strict=True):
+        inputs, outputs = (d if isinstance(d, tuple) else (d,) for d in (inputs, outputs))
+        batch = [i for i in range(w.ndim) if i not in (*inputs, *outputs)]
+        order = [*batch, *inputs, *outputs]
+        x = w.transpose(order).reshape(
+            -1, math.prod(w.shape[i] for i in inputs), math.prod(w.shape[i] for i in outputs)
+        )
+        expected = (x @ x.swapaxes(1, 2) @ x).reshape([w.shape[i] for i in order]).transpose(np.argsort(order))
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('name', MESHES)
+def test_an_update_of_muon_sends_each_matrix_there_and_back_and_nothing_else(name):
+    """Bytes by the sizes of the arrays: 2 exchanges of the slices of a device, and a gather along idle axes."""
+    options, sizes = MESHES[name]
+    mesh = mesh_of(**sizes)
+    with jax.set_mesh(mesh):
+        recipe = Recipe(
+            transformer(options, mesh, micro_batches=sizes.get('p', 1)),
+            optimizer.muon(),
+            jnp.float32,
+            0.1,
+            DEFAULT_NO_DECAY,
+            1.0,
+            1,
+        )
+        state = abstract_state(recipe)
+        shardings = weight_shardings(recipe.model, state.weights)
+        program = jax.jit(
+            lambda g, s: direction_of(recipe.optimizer, g, s, g, shardings),
+            out_shardings=(shardings, jax.tree.map(lambda x: x.sharding, state.optimizer)),
+        ).lower(state.weights, state.optimizer).compile()  # fmt: skip
+    sent = Counter()
+    for one in collectives(program.as_text(), dict(mesh.shape)):
+        sent[one.kind, one.axes] += one.bytes * one.times
+    expected = Counter()
+    for stack, n in stacks(state.weights, shardings, mesh).items():
+        taken, rows, columns = stack
+        size = dict(mesh.shape)
+        idle = [axis for axis in size if size[axis] > 1 and axis not in taken]
+        moved = [axis for axis in size if size[axis] > 1 and axis in (*rows[1], *columns[1])]
+        split = math.prod(size[axis] for axis in moved)
+        owners_of_stack = split * math.prod(size[axis] for axis in idle)
+        slices = -(-n // owners_of_stack) * owners_of_stack * rows[0] * columns[0] // split * 4
+        if moved:
+            expected['all-to-all', tuple(moved)] += 2 * slices // math.prod(size[axis] for axis in idle)
+        if idle:
+            expected['all-gather', tuple(idle)] += slices
+    assert sent == expected
+
+
+def stacks(weights, shardings, mesh):
+    """{(all axes, (rows, their axes), (columns, their axes)): matrices on a device}, of matrices that go together."""
+    known, found = dict(jax.tree_util.tree_leaves_with_path(shardings)), Counter()
+    for path, (w, dims) in of_matrices(weights).items():
+        spec = [(a,) if isinstance(a, str) else tuple(a or ()) for a in known[path].spec]
+        ends = []
+        for axes in dims:
+            axes = axes if isinstance(axes, tuple) else (axes,)
+            ends.append((math.prod(w.shape[i] for i in axes), tuple(a for i in axes for a in spec[i])))
+        ends.sort(key=lambda end: end[1])
+        taken = tuple(sorted(a for axes in spec for a in axes))
+        n = w.size // (ends[0][0] * ends[1][0])
+        of_batch = math.prod(mesh.shape[a] for a in taken if a not in (*ends[0][1], *ends[1][1]))
+        found[taken, *ends] += n // of_batch
+    return found
+
+
+def test_names_of_matrices_are_those_of_the_decoder():
+    assert {path[-1].name for path in of_matrices(random_weights(transformer(LLAMA)))} <= set(MATRICES)
