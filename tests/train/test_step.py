@@ -107,6 +107,15 @@ def test_decay_is_decoupled_and_by_group():
     assert not moved.table.any()
 
 
+def test_cautious_decay_shrinks_only_what_the_gradient_shrinks():
+    """SGD by hand: w - rate (g + decay w), the decay only where g and w have the same sign."""
+    batch = random_batch(ROWS)
+    (before, _), (after, _) = steps_of(recipe(decay=0.5)._replace(cautious_decay=True), [batch])
+    w, g = np.asarray(before.weights.table), by_hand(before.weights, batch)[1].table
+    assert 0.2 < np.mean(w * g > 0) < 0.8
+    np.testing.assert_allclose(after.weights.table, w - 0.1 * (g + 0.5 * w * (w * g >= 0)), atol=1e-6)
+
+
 def test_which_weights_of_a_decoder_decay():
     with jax.set_mesh(mesh_of()):
         weights = transformer(GPT2).abstract()

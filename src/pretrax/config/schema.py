@@ -190,6 +190,7 @@ class Optimizer(Component):
     no_decay: tuple[str, ...] = default(
         ('*norm*', '*bias'), 'patterns for the names of weights that do not decay', strict=False
     )
+    cautious_decay: bool = default(False, 'decay only the values that the step shrinks too')
     clip_norm: Positive | None = default(1.0, 'largest global gradient norm; null: no clipping')
     groups: tuple[ParameterGroup, ...] = default(
         (), 'weights with another rate or decay; the first that matches counts', strict=False

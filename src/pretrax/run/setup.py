@@ -491,6 +491,7 @@ def _build_recipe(config: RunConfig, model: Any, accumulation: int) -> Recipe:
         offload=(*config.memory.offload, *(['ema'] if 'optimizer' in config.memory.offload else [])),
         width_power=_width_power(config.optimizer.name, model),
         groups=_groups(config.optimizer),
+        cautious_decay=config.optimizer.cautious_decay,
         ema_decay=config.optimizer.ema_decay,
         loss_scale=_loss_scale(config.precision),
         spike=config.faults.spike,

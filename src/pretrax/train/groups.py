@@ -44,6 +44,7 @@ class Setting(NamedTuple):
     scale: float | np.ndarray  # multiplies the learning rate
     decay: float | np.ndarray
     moves: bool | np.ndarray = True  # whether `Model.adjust` may move it
+    cautious: bool = False  # it decays only where the step shrinks it too
 
     @property
     def is_frozen(self) -> bool:
@@ -64,12 +65,15 @@ class Rules(Protocol):
     def groups(self) -> tuple[Group, ...]: ...
     @property
     def width_power(self) -> float: ...
+    @property
+    def cautious_decay(self) -> bool: ...
 
 
 def settings_of(rules: Rules, weights: optax.Params) -> Any:
     """The `Setting` of each weight. Raises UserError if a pattern matches no weight, or all weights are frozen."""
     arch = rules.model.arch
     settings = weight_settings(weights, rules.weight_decay, rules.no_decay, rules.groups, arch=arch)
+    settings = jax.tree.map(lambda one: one._replace(cautious=rules.cautious_decay), settings, is_leaf=_is_setting)
     return settings if arch is None or arch.mup is None else _scaled(settings, arch.mup, rules.width_power)
 
 
@@ -118,7 +122,7 @@ def weight_settings(
         )
 
     settings = jax.tree_util.tree_map_with_path(setting, weights)
-    if all(one.is_frozen for one in jax.tree.leaves(settings, is_leaf=lambda x: isinstance(x, Setting))):
+    if all(one.is_frozen for one in jax.tree.leaves(settings, is_leaf=_is_setting)):
         raise UserError('optimizer.freeze: every weight is frozen, so there is nothing to train')
     return settings
 
@@ -132,7 +136,7 @@ def _scaled(settings: Any, mup: Scaling, width_power: float) -> Any:
         decay = setting.decay / factor if mup.independent_decay else setting.decay
         return setting._replace(scale=setting.scale * factor, decay=decay)
 
-    return jax.tree_util.tree_map_with_path(part, settings, is_leaf=lambda x: isinstance(x, Setting))
+    return jax.tree_util.tree_map_with_path(part, settings, is_leaf=_is_setting)
 
 
 def trained(tree: Any, settings: Any) -> Any:
@@ -161,11 +165,16 @@ def move(
 ) -> jax.Array:
     """A weight after a step against `direction`, with decoupled decay. Loshchilov and Hutter 2019, arXiv:1711.05101.
 
-    `decaying` is what the decay is in proportion to, if not the weight itself.
+    `decaying` is what the decay is in proportion to, if not the weight itself. Cautious decay: Chen et al. 2025,
+    arXiv:2510.12402.
     """
     if direction is None:
         return w
-    return w - rate * setting.scale * (direction + setting.decay * (w if decaying is None else decaying))
+    decaying = w if decaying is None else decaying
+    decay = setting.decay * decaying
+    if setting.cautious:
+        decay = jnp.where(direction * decaying >= 0, decay, 0)
+    return w - rate * setting.scale * (direction + decay)
 
 
 def adjusted(model: Model, weights: Any, tables: dict[str, Any], settings: Any) -> Any:
@@ -175,6 +184,10 @@ def adjusted(model: Model, weights: Any, tables: dict[str, Any], settings: Any) 
         return new if np.all(setting.moves) else jnp.where(setting.moves, new, old)
 
     return jax.tree.map(part, model.adjust(weights, tables), weights, settings)
+
+
+def _is_setting(x: Any) -> bool:
+    return isinstance(x, Setting)
 
 
 def _name(path: Any) -> str:

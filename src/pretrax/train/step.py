@@ -58,6 +58,7 @@ class Recipe(NamedTuple):
     offload: tuple[str, ...] = ()  # parts of the state that are in host memory between steps
     width_power: float = 1.0  # muP: the rate of a matrix is in proportion to width^-power
     groups: tuple[Group, ...] = ()  # weights with a learning rate or a decay of their own; frozen ones too
+    cautious_decay: bool = False  # weights decay only where the step shrinks them too
     ema_decay: float | None = None  # of the moving average of the weights; None: there is none
     loss_scale: LossScale | None = None  # of fp16; None: the loss is not scaled
     spike: float | None = None  # a loss this many standard deviations above the usual loss is skipped
