@@ -5,10 +5,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from optax import contrib
 
-from pretrax.model.weights import Layer
+from pretrax.model.base import weight_shardings
+from pretrax.model.weights import Layer, matrix_dimensions
 from pretrax.train import muon, optimizer
+from pretrax.train.average import direction_of
 from pretrax.train.groups import DEFAULT_NO_DECAY
 from pretrax.train.state import init_state
 from pretrax.train.step import Recipe, make_step
@@ -118,6 +122,33 @@ def test_muon_sees_the_matrices_of_a_decoder_as_they_multiply(name, inputs):
     for one in np.asarray(update.layers.named()[name]).reshape(-1, inputs, 32):
         values = np.linalg.svd(one, compute_uv=False)
         assert values.max() / np.quantile(values, 0.1) < 2, values  # of the gradient: about 20
+
+
+def test_muon_gives_the_state_and_the_updates_of_optax():
+    """Also on a mesh, where the matrices have owners; so a checkpoint of one continues with the other."""
+    mesh = mesh_of(d=4, t=2)
+    ours = optimizer.muon()
+    theirs = optax.chain(
+        contrib.muon(
+            1.0, beta=0.95, adam_b1=0.9, adam_b2=0.95, eps=1e-8, adam_learning_rate=1.0, consistent_rms=0.2,
+            muon_weight_dimension_numbers=matrix_dimensions,
+        ),
+        optax.scale(-1.0),
+    )  # fmt: skip
+    with jax.set_mesh(mesh):
+        model, weights = transformer(LLAMA, mesh), random_weights(transformer(LLAMA))
+        shardings = weight_shardings(model, weights)
+        ours_now, theirs_now = ours.init(weights), theirs.init(weights)
+        names = [[path for path, _ in jax.tree_util.tree_leaves_with_path(one)] for one in (ours_now, theirs_now)]
+        assert names[0] == names[1]
+        step = jax.jit(lambda g, state: direction_of(ours, g, state, g, shardings))
+        for seed in range(3):
+            g = random_weights(transformer(LLAMA), seed)
+            direction, ours_now = step(jax.device_put(g, shardings), ours_now)
+            expected, theirs_now = jax.jit(theirs.update)(g, theirs_now, g)
+            assert_same(direction, expected, rtol=1e-4)
+    for now, expected in zip(jax.tree.leaves(ours_now), jax.tree.leaves(theirs_now), strict=True):
+        np.testing.assert_allclose(now, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_polar_express_has_the_polynomials_of_its_paper():
