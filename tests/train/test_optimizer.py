@@ -12,7 +12,6 @@ from optax import contrib
 from pretrax.model.base import weight_shardings
 from pretrax.model.weights import Layer, matrix_dimensions
 from pretrax.train import muon, optimizer
-from pretrax.train.average import direction_of
 from pretrax.train.groups import DEFAULT_NO_DECAY
 from pretrax.train.state import init_state
 from pretrax.train.step import Recipe, make_step
@@ -141,7 +140,7 @@ def test_muon_gives_the_state_and_the_updates_of_optax():
         ours_now, theirs_now = ours.init(weights), theirs.init(weights)
         names = [[path for path, _ in jax.tree_util.tree_leaves_with_path(one)] for one in (ours_now, theirs_now)]
         assert names[0] == names[1]
-        step = jax.jit(lambda g, state: direction_of(ours, g, state, g, shardings))
+        step = jax.jit(lambda g, state: ours.update(g, state, g, shardings=shardings))
         for seed in range(3):
             g = random_weights(transformer(LLAMA), seed)
             direction, ours_now = step(jax.device_put(g, shardings), ours_now)

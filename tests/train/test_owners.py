@@ -12,7 +12,6 @@ from pretrax.hlo.parse import collectives
 from pretrax.model.base import weight_shardings
 from pretrax.model.weights import MATRICES, matrix_dimensions
 from pretrax.train import optimizer, owners
-from pretrax.train.average import direction_of
 from pretrax.train.groups import DEFAULT_NO_DECAY
 from pretrax.train.owners import layout_of, on_owners
 from pretrax.train.state import abstract_state
@@ -82,7 +81,7 @@ def test_an_update_of_muon_sends_each_matrix_there_and_back_and_nothing_else(nam
         state = abstract_state(recipe)
         shardings = weight_shardings(recipe.model, state.weights)
         program = jax.jit(
-            lambda g, s: direction_of(recipe.optimizer, g, s, g, shardings),
+            lambda g, s: recipe.optimizer.update(g, s, g, shardings=shardings),
             out_shardings=(shardings, jax.tree.map(lambda x: x.sharding, state.optimizer)),
         ).lower(state.weights, state.optimizer).compile()  # fmt: skip
     sent = Counter()

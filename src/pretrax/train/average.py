@@ -75,18 +75,6 @@ def gradient_point(optimizer: Optimizer, weights: Any, state: Any) -> Any:
     return jax.tree.map(lambda x, z: x if z is None else x + (1 - optimizer.b1) * (z - x), weights, state.z)
 
 
-def direction_of(
-    optimizer: Optimizer, gradient: Any, state: Any, point: Any, shardings: Any
-) -> tuple[Any, optax.OptState]:
-    """The direction against which a step goes, and the optimizer's next state.
-
-    An optimizer that takes `shardings`, those of the weights, may communicate as it likes (`owners.py`).
-    """
-    if isinstance(optimizer, optax.GradientTransformationExtraArgs):
-        return optimizer.update(gradient, state, point, shardings=shardings)
-    return optimizer.update(gradient, state, point)
-
-
 def next_weights(
     optimizer: Optimizer, weights: Any, point: Any, update: tuple[Any, Any], rate: jax.Array, settings: Any
 ) -> tuple[Any, Any]:

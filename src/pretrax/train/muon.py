@@ -128,10 +128,9 @@ def scale_by_neurons(b2: float, rms: float, eps: float) -> optax.GradientTransfo
 
 def _dims(weights: Any) -> Any:
     """The input and output dimensions of each matrix, as tuples."""
-    return jax.tree.map(
-        lambda dims: MuonDimensionNumbers(*((d,) if isinstance(d, int) else d for d in dims)),
-        matrix_dimensions(weights), is_leaf=lambda x: isinstance(x, MuonDimensionNumbers),
-    )  # fmt: skip
+    found = matrix_dimensions(weights)
+    as_tuples = lambda dims: MuonDimensionNumbers(*((d,) if isinstance(d, int) else d for d in dims))  # noqa: E731
+    return jax.tree.map(as_tuples, found, is_leaf=lambda x: isinstance(x, MuonDimensionNumbers))
 
 
 def _mean(x: jax.Array, dims: tuple[int, ...]) -> jax.Array:

@@ -74,8 +74,8 @@ def on_owners(work: Work, weights: Sequence[jax.Array], layouts: Sequence[Layout
     """Applies `work` to every matrix of some weights. Each runs on one device, which has the whole matrix.
 
     Args:
-        work: a function of each matrix alone that commutes with transposition and with permutations of rows and of
-            columns, such as orthogonalization.
+        work: a function of each matrix without the others. It commutes with transposition and with permutations of
+            rows and of columns, as orthogonalization does.
         weights: sharded as `layouts` say.
         layouts: of each weight. Without a mesh, a device has them whole.
     """

@@ -17,7 +17,7 @@ from pretrax.model.base import AutomaticModel, Model, weight_shardings
 from pretrax.model.loss import Batch, LossTerms, means, nonzero
 from pretrax.shardlib import check, f32, key, psum, scope, typed_shard_map
 from pretrax.train.accumulation import defer_replicas, reduce_replicas, sum_micro_batches, survey_step
-from pretrax.train.average import Optimizer, direction_of, gradient_point, next_average, next_weights
+from pretrax.train.average import Optimizer, gradient_point, next_average, next_weights
 from pretrax.train.groups import Group, adjusted, settings_of, stop_frozen, trained
 from pretrax.train.host_memory import on_device, to_host
 from pretrax.train.skipping import LossScale, outcome_of
@@ -85,8 +85,9 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
             norm = optax.tree.norm(of_trained)  # clipped as in Pascanu et al. 2013, arXiv:1211.5063
             clip = jnp.minimum(1.0, recipe.clip_norm / (norm + 1e-6)) if recipe.clip_norm else 1.0
             clipped = jax.tree.map(lambda g: g * clip, of_trained)
-            shardings = weight_shardings(recipe.model, before)
-            update = direction_of(recipe.optimizer, clipped, state.optimizer, trained(point, settings), shardings)
+            shardings = weight_shardings(recipe.model, before)  # for optimizers that exchange matrices
+            apply = optax.with_extra_args_support(recipe.optimizer).update
+            update = apply(clipped, state.optimizer, trained(point, settings), shardings=shardings)
             rate = recipe.rate(state.step)
             weights, optimizer = next_weights(recipe.optimizer, before, point, update, rate, settings)
             weights = adjusted(recipe.model, weights, tables, settings)
