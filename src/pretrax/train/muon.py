@@ -54,7 +54,7 @@ def scale_by_muon(
         return MuonState(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params), jnp.asarray(_JORDAN))
 
     def update(
-        updates: Any, state: MuonState, params: Any = None, *, shardings: Any = None, **_: Any
+        updates: Any, state: Any, params: Any = None, *, shardings: Any = None, **_: Any
     ) -> tuple[Any, MuonState]:
         del params
         mu = optax.tree.update_moment(updates, state.mu, momentum, 1)
@@ -112,12 +112,12 @@ def scale_by_neurons(b2: float, rms: float, eps: float) -> optax.GradientTransfo
     def init(params: Any) -> NeuronState:
         return NeuronState(jax.tree.map(lambda w, dims: jnp.zeros_like(_mean(w, dims[0])), params, _dims(params)))
 
-    def update(updates: Any, state: NeuronState, params: Any = None) -> tuple[Any, NeuronState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, NeuronState]:
         del params
         dims = _dims(updates)
         v = jax.tree.map(lambda v, o, each: b2 * v + (1 - b2) * _mean(jnp.square(o), each[0]), state.v, updates, dims)
 
-        def normalized(o: jax.Array, v: jax.Array, each: MuonDimensionNumbers) -> jax.Array:
+        def normalized(o: jax.Array, v: jax.Array, each: Any) -> jax.Array:
             scaled = o / (jnp.sqrt(v) + eps)
             return scaled * rms / (jnp.sqrt(_mean(jnp.square(scaled), (*each[0], *each[1]))) + eps)
 
@@ -129,7 +129,7 @@ def scale_by_neurons(b2: float, rms: float, eps: float) -> optax.GradientTransfo
 def _dims(weights: Any) -> Any:
     """The input and output dimensions of each matrix, as tuples."""
     found = matrix_dimensions(weights)
-    as_tuples = lambda dims: MuonDimensionNumbers(*((d,) if isinstance(d, int) else d for d in dims))  # noqa: E731
+    as_tuples = lambda dims: MuonDimensionNumbers(*((d,) if isinstance(d, int) else tuple(d) for d in dims))  # noqa: E731
     return jax.tree.map(as_tuples, found, is_leaf=lambda x: isinstance(x, MuonDimensionNumbers))
 
 

@@ -86,7 +86,7 @@ def muon(
     """
     dtype = jnp.bfloat16 if precision == 'bf16' else None
     by_neuron = [] if neuron_b2 is None else [scale_by_neurons(neuron_b2, rms, eps)]
-    rules = {
+    rules: dict[Any, optax.GradientTransformation] = {
         'muon': optax.chain(scale_by_muon(momentum, iterations, rms, eps, polynomials, dtype), *by_neuron),
         'adam': optax.chain(optax.scale_by_adam(b1, b2, eps, nesterov=True)),
     }

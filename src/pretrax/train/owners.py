@@ -82,11 +82,10 @@ def on_owners(work: Work, weights: Sequence[jax.Array], layouts: Sequence[Layout
     if jax.sharding.get_abstract_mesh().empty:
         return [layout.weight(work(layout.matrices(w)), w) for layout, w in zip(layouts, weights, strict=True)]
     types = tuple[*(layout.type for layout in layouts)]
-    stacks: dict[Any, list[int]] = {}
 
     @typed_shard_map
     def everywhere(shards: types) -> types:
-        found = list(shards)
+        found, stacks = list(shards), dict[Any, list[int]]()
         slices = [layout.matrices(w) for layout, w in zip(layouts, shards, strict=True)]
         for i, (layout, one) in enumerate(zip(layouts, slices, strict=True)):
             stacks.setdefault((layout.stack, one.shape[1:]), []).append(i)
@@ -101,8 +100,8 @@ def on_owners(work: Work, weights: Sequence[jax.Array], layouts: Sequence[Layout
     return list(everywhere(tuple(weights)))
 
 
-def _stacked(work: Work, dims: tuple[str, str, str], x: num['N R C']) -> jax.Array:
-    """The work on a stack that is sharded as `dims` say, chunk by chunk."""
+def _stacked(work: Work, dims: tuple[str, str, str], x: jax.Array) -> jax.Array:
+    """The work on a stack [N, R, C] that is sharded as `dims` say, chunk by chunk."""
     (n, rows, columns), sizes = x.shape, dict(current_mesh().shape)
     taken = {axis for dim in dims for axis in _axes(dim)}
     idle = tuple(axis for axis, size in sizes.items() if size > 1 and axis not in taken)

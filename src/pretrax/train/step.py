@@ -86,7 +86,7 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
             clip = jnp.minimum(1.0, recipe.clip_norm / (norm + 1e-6)) if recipe.clip_norm else 1.0
             clipped = jax.tree.map(lambda g: g * clip, of_trained)
             shardings = weight_shardings(recipe.model, before)  # for optimizers that exchange matrices
-            apply = optax.with_extra_args_support(recipe.optimizer).update
+            apply = optax.with_extra_args_support(recipe.optimizer).update  # pyright: ignore[reportArgumentType]
             update = apply(clipped, state.optimizer, trained(point, settings), shardings=shardings)
             rate = recipe.rate(state.step)
             weights, optimizer = next_weights(recipe.optimizer, before, point, update, rate, settings)
