@@ -227,7 +227,8 @@ def test_small_screens_have_every_figure_of_a_run_and_curves_that_are_not_covere
         shows(page, run, number=page_order(page).index('e'))
         page.set_viewport_size({'width': 390, 'height': 844})
         page.reload()
-        page.locator('#charts').scroll_into_view_if_needed()
+        expect(page.locator('#runs tbody tr')).to_have_count(6)  # which are above the curves
+        page.locator('.plot').first.scroll_into_view_if_needed()
         page.locator('.plot .main-svg').first.wait_for()
         assert page.locator('.modebar-btn').count() == 0
         card = page.get_by_role('row').filter(has_text=LONG)
