@@ -40,7 +40,7 @@ def train(name, mesh, n_steps, **options):
 
 
 # Rounding decides the direction where a gradient has no rank, unless eps is well above it.
-OPTIONS = {'soap': {'eps': 1e-3}}
+OPTIONS = {'soap': {'eps': 1e-3}, 'muon': {'neuron_b2': 0.95}}
 SLOW = RATES.keys() - {'adamw'}
 
 

@@ -41,7 +41,8 @@ def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
     """The sharding of every array of a state: weights by their types, the optimizer's moments like their weights.
 
     The square matrices that SOAP has for a weight are sharded like it along the dimensions that count matrices, and
-    over d and t along the rows and columns, if these divide them.
+    over d and t along the rows and columns, if these divide them. Means over some dimensions are sharded along the
+    others.
     """
     mesh = jax.sharding.get_mesh()
     replicated = NamedSharding(mesh, PartitionSpec())
@@ -55,6 +56,9 @@ def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
             shape, sharding = by_path.get(path[start:], ((), replicated))
             if shape == x.shape:
                 return sharding
+            if x.ndim == len(shape) > 1 and all(n in (1, whole) for n, whole in zip(x.shape, shape, strict=True)):
+                kept = zip(x.shape, [*sharding.spec, *[None] * x.ndim], strict=False)
+                return NamedSharding(mesh, PartitionSpec(*(None if n == 1 else axis for n, axis in kept)))
             if x.ndim > 1 and x.shape[-1] == x.shape[-2] and shape[: x.ndim - 2] == x.shape[:-2] and len(shape) > 1:
                 many = [*sharding.spec, *[None] * x.ndim][: x.ndim - 2]
                 rest = [axis if n % mesh.shape[axis] == 0 else None for axis, n in zip('dt', x.shape[-2:], strict=True)]
