@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from optax.contrib import MuonDimensionNumbers, MuonState
+from optax.contrib import MuonState
 
 from pretrax.model.weights import matrix_dimensions
 from pretrax.train.owners import layout_of, on_owners
@@ -110,11 +110,13 @@ def scale_by_neurons(b2: float, rms: float, eps: float) -> optax.GradientTransfo
     """
 
     def init(params: Any) -> NeuronState:
-        return NeuronState(jax.tree.map(lambda w, dims: jnp.zeros_like(_mean(w, dims[0])), params, _dims(params)))
+        return NeuronState(
+            jax.tree.map(lambda w, dims: jnp.zeros_like(_mean(w, dims[0])), params, matrix_dimensions(params))
+        )
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, NeuronState]:
         del params
-        dims = _dims(updates)
+        dims = matrix_dimensions(updates)
         v = jax.tree.map(lambda v, o, each: b2 * v + (1 - b2) * _mean(jnp.square(o), each[0]), state.v, updates, dims)
 
         def normalized(o: jax.Array, v: jax.Array, each: Any) -> jax.Array:
@@ -124,13 +126,6 @@ def scale_by_neurons(b2: float, rms: float, eps: float) -> optax.GradientTransfo
         return jax.tree.map(normalized, updates, v, dims), NeuronState(v)
 
     return optax.GradientTransformation(init, update)
-
-
-def _dims(weights: Any) -> Any:
-    """The input and output dimensions of each matrix, as tuples."""
-    found = matrix_dimensions(weights)
-    as_tuples = lambda dims: MuonDimensionNumbers(*((d,) if isinstance(d, int) else tuple(d) for d in dims))  # noqa: E731
-    return jax.tree.map(as_tuples, found, is_leaf=lambda x: isinstance(x, MuonDimensionNumbers))
 
 
 def _mean(x: jax.Array, dims: tuple[int, ...]) -> jax.Array:

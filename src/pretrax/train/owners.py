@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
-from optax.contrib import MuonDimensionNumbers
 
+from pretrax.model.weights import MatrixAxes
 from pretrax.shardlib import all_gather, all_to_all, axis_index, axis_size, num, scope, typed_shard_map
 from pretrax.shardlib.types import current_mesh
 
@@ -56,13 +56,13 @@ class Layout(NamedTuple):
         )
 
 
-def layout_of(w: jax.Array, dims: MuonDimensionNumbers, sharding: NamedSharding | None) -> Layout:
+def layout_of(w: jax.Array, dims: MatrixAxes, sharding: NamedSharding | None) -> Layout:
     """The layout of a weight with these input and output dimensions.
 
     Matrices are taken so that `d` shards rows, where it shards any: those of inputs and those of outputs then make one
     stack. The work has to do with the transpose what it does with the matrix.
     """
-    inputs, outputs = ((axes,) if isinstance(axes, int) else tuple(axes) for axes in dims)
+    inputs, outputs = dims
     spec = () if sharding is None else sharding.spec
     axes = tuple((a,) if isinstance(a, str) else tuple(a or ()) for a in (*spec, *[None] * (w.ndim - len(spec))))
     batch = tuple(i for i in range(w.ndim) if i not in (*inputs, *outputs))
@@ -74,7 +74,7 @@ def on_owners(work: Work, weights: Sequence[jax.Array], layouts: Sequence[Layout
     """Applies `work` to every matrix of some weights. Each runs on one device, which has the whole matrix.
 
     Args:
-        work: a function of each matrix without the others. It commutes with transposition and with permutations of
+        work: a function that treats each matrix independently. It commutes with transposition and with permutations of
             rows and of columns, as orthogonalization does.
         weights: sharded as `layouts` say.
         layouts: of each weight. Without a mesh, a device has them whole.

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from optax.contrib import MuonDimensionNumbers
 
-from pretrax.model.weights import matrix_dimensions
+from pretrax.model.weights import MatrixAxes, matrix_dimensions
 
 
 class SoapState(NamedTuple):
@@ -71,9 +70,7 @@ def scale_by_soap(
         fields = (tree.unflatten(field) for field in zip(*parts, strict=True))
         return tree.unflatten(directions), SoapState(state.gradients + 1, *fields)
 
-    def _next(
-        gradient: jax.Array, one: _Weight, dims: MuonDimensionNumbers | None, t: jax.Array
-    ) -> tuple[jax.Array, _Weight]:
+    def _next(gradient: jax.Array, one: _Weight, dims: MatrixAxes | None, t: jax.Array) -> tuple[jax.Array, _Weight]:
         """The direction of a weight, and its state after gradient number t, counted from 0."""
         is_first, bases = t == 0, (one.left_basis, one.right_basis)
         g = _as_matrices(gradient, dims)
@@ -94,12 +91,12 @@ def scale_by_soap(
     return optax.GradientTransformation(init, update)
 
 
-def _dimensions(weights: Any) -> list[MuonDimensionNumbers | None]:
+def _dimensions(weights: Any) -> list[MatrixAxes | None]:
     """The dimensions of each leaf that is a matrix, or a stack of matrices."""
     return jax.tree.structure(weights).flatten_up_to(matrix_dimensions(weights, tables=True))
 
 
-def _first(w: jax.Array, dims: MuonDimensionNumbers | None, max_precond_dim: int) -> _Weight:
+def _first(w: jax.Array, dims: MatrixAxes | None, max_precond_dim: int) -> _Weight:
     """The state of a weight before its first gradient: zeros, and identities as bases."""
     like = _as_matrices(w, dims)
     sizes = like.shape[-2:] if dims is not None else ()
@@ -162,13 +159,13 @@ def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(subscripts, a, b, precision=jax.lax.Precision.HIGHEST)
 
 
-def _axes(w: jax.Array, dims: MuonDimensionNumbers) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def _axes(w: jax.Array, dims: MatrixAxes) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """The dimensions of a weight that count matrices, that are inputs, and that are outputs."""
-    inputs, outputs = ((axes,) if isinstance(axes, int) else tuple(axes) for axes in dims)
+    inputs, outputs = dims
     return tuple(axis for axis in range(w.ndim) if axis not in (*inputs, *outputs)), inputs, outputs
 
 
-def _as_matrices(w: jax.Array, dims: MuonDimensionNumbers | None) -> jax.Array:
+def _as_matrices(w: jax.Array, dims: MatrixAxes | None) -> jax.Array:
     """[..., inputs, outputs]; a weight that is not a matrix stays as it is."""
     if dims is None:
         return w
@@ -177,7 +174,7 @@ def _as_matrices(w: jax.Array, dims: MuonDimensionNumbers | None) -> jax.Array:
     return w.transpose(*many, *inputs, *outputs).reshape(*(w.shape[axis] for axis in many), *sizes)
 
 
-def _as_weight(matrices: jax.Array, like: jax.Array, dims: MuonDimensionNumbers | None) -> jax.Array:
+def _as_weight(matrices: jax.Array, like: jax.Array, dims: MatrixAxes | None) -> jax.Array:
     """The inverse of `_as_matrices`, for a weight with the shape of `like`."""
     if dims is None:
         return matrices

@@ -110,7 +110,7 @@ class Shards:
         return cls(dtype, length, shard, chunk)
 
     def encode(self, values: np.ndarray) -> bytes:
-        """The content of a shard with these values, of which there may be fewer than `shard`."""
+        """The content of a shard with these values; the last shard may have fewer than `shard`."""
         n_chunks = -(-len(values) // self.chunk)
         padded = np.full(n_chunks * self.chunk, np.iinfo(self.dtype).max, self.dtype)
         padded[: len(values)] = values
