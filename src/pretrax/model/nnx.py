@@ -23,6 +23,7 @@ from pretrax.model.nnx_options import NnxOptions
 from pretrax.model.nnx_target import NnxTarget
 from pretrax.model.request import ModelRequest
 from pretrax.shardlib import f32, i32, key, num
+from pretrax.shardlib.types import current_mesh
 
 PyTree = Any  # of arrays
 
@@ -85,7 +86,7 @@ class NnxModel(AutomaticModel):
 
     def shardings(self, like: PyTree) -> PyTree:
         """The sharding of each parameter on the current mesh, from the module's annotations and `model.axes`."""
-        mesh = jax.sharding.get_mesh()
+        mesh = current_mesh()
         del like
         return jax.tree.map(lambda spec: NamedSharding(mesh, spec), self._specs())
 
