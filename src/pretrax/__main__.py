@@ -10,8 +10,7 @@ _interrupts: list[int] = []
 
 
 def main() -> None:
-    """Runs the command line. After Ctrl-C, the exit code is 130 and there is no traceback, even while modules are
-    imported.
+    """Runs the command line. After Ctrl-C, the exit code is 130, without a traceback, even during imports.
 
     Training handles Ctrl-C by itself once there is something to save.
     """

@@ -1,5 +1,4 @@
-"""Private names of JAX that pretrax needs, each with the JAX version that it was checked with and what would replace
-it.
+"""Private names of JAX that pretrax needs, each with the JAX version it was checked with and what would replace it.
 
 No other file imports `jax._src` (tests/test_house.py). When JAX is upgraded, this is the file to read.
 """
@@ -55,16 +54,12 @@ def coordination_client() -> Any:
 
 
 def parse_xla_flags() -> None:
-    """Makes XLA read XLA_FLAGS. It ends the process if it does not know one. JAX 0.12;
-    a public function that checks them.
-    """
+    """Makes XLA read XLA_FLAGS; an unknown flag ends the process. JAX 0.12; a public function that checks them."""
     xla_client.CompileOptions()
 
 
 def has_started() -> bool:
-    """Whether this process has used devices, so that it can join no others. JAX 0.12;
-    a public function that starts nothing.
-    """
+    """Whether this process has used devices, and can join no others. JAX 0.12; a function that starts nothing."""
     return xla_bridge.backends_are_initialized()
 
 
@@ -111,9 +106,7 @@ def cache_programs_in_every_cpu_process() -> None:
 
 
 def cudnn_attention() -> ModuleType:
-    """NVIDIA's fused attention with offsets of packed documents. JAX 0.12; offsets in
-    `jax.nn.dot_product_attention`.
-    """
+    """NVIDIA's fused attention with offsets of packed documents. JAX 0.12; offsets in `dot_product_attention`."""
     from jax._src.cudnn import fused_attention_stablehlo
 
     return fused_attention_stablehlo
@@ -135,8 +128,7 @@ def assume_cudnn(capability: str) -> None:
 
 @contextlib.contextmanager
 def pallas_results_vary_like(kind: Any) -> Iterator[None]:
-    """Pallas calls inside the block have results that vary over the mesh like `kind`, unless they declare it
-    themselves.
+    """Results of Pallas calls inside the block vary over the mesh like `kind`, unless they declare it themselves.
 
     JAX's own TPU kernels do not declare it (`manual_axis_type` of their results), and nothing public declares it from
     outside. JAX 0.12; kernels that declare it.

@@ -263,8 +263,7 @@ def publish(
 
 
 def check_sizes(directory: AnyPath, step: int) -> Manifest:
-    """Compares the names of a checkpoint's files with its manifest, on a disk also their sizes. Reads only the
-    manifest.
+    """Compares the names of a checkpoint's files with its manifest, on a disk also sizes. Reads only the manifest.
 
     Raises DamagedError if something differs; the message names it.
     """
@@ -341,8 +340,7 @@ def is_checkpoint(path: AnyPath) -> bool:
 
 
 def find_checkpoint(path: AnyPath) -> tuple[AnyPath, int]:
-    """The `checkpoints` directory and the step of a path: a checkpoint, or the newest one of a run or its
-    `checkpoints`.
+    """The `checkpoints` directory and the step of a path: a checkpoint, or the newest of a run or of `checkpoints`.
 
     Raises UserError if there is no checkpoint at this path.
     """

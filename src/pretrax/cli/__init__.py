@@ -55,9 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _import_jax() -> None:
-    """Imports JAX if variables are set for it. Raises UserError if it does not accept one,
-    which else ends in a traceback.
-    """
+    """Imports JAX if variables are set for it. Raises UserError if it refuses one, which else is a traceback."""
     if not any(name.startswith('JAX_') for name in os.environ):
         return
     try:

@@ -58,9 +58,7 @@ def escaped(text: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """A message with references in the place of values from the environment,
-    also of those that it quotes or shortens.
-    """
+    """A message with references for values from the environment, also where it quotes or shortens them."""
     read = [(name, part) for name in _read for part in _texts(os.environ.get(name))]
     for name, value in sorted(read, key=lambda item: -len(item[1])):
         reference, one_line = f'${{oc.env:{name}}}', ' '.join(value.split())

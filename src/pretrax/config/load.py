@@ -67,9 +67,7 @@ def from_values(values: Mapping[str, Any], overrides: Iterable[str] = ()) -> Run
 
 
 def read_resolved(path: AnyPath) -> RunConfig:
-    """The configuration in a run's config.yaml, which another user may have written.
-    Raises UserError as `from_manifest`.
-    """
+    """A run's config.yaml, which another user may have written. Raises UserError as `from_manifest`."""
     return from_manifest(read_file(path).values)
 
 

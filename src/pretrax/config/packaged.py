@@ -1,6 +1,4 @@
-"""The configurations that come with pretrax:
-`quickstart` is configs/quickstart.yaml, `scale/16b` configs/scale/16b.yaml.
-"""
+"""The configurations of pretrax: `quickstart` is configs/quickstart.yaml, `scale/16b` configs/scale/16b.yaml."""
 
 from pathlib import Path
 

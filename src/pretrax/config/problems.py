@@ -217,9 +217,7 @@ def keys_by_last_name(model: type[pydantic.BaseModel]) -> dict[str, str]:
 
 
 def _fields(model: type[pydantic.BaseModel], given: Any) -> dict[str, Any]:
-    """The fields of a model; if it is a section whose `name` chooses a component,
-    with the options of that component.
-    """
+    """The fields of a model; of a section whose `name` chooses a component, also the options of that component."""
     options_of = getattr(model, 'options_of', None)
     options = options_of(given) if options_of and isinstance(given, dict) else None
     return model.model_fields | (options.model_fields if options else {})

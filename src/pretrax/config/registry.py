@@ -173,9 +173,7 @@ def feature(section: str) -> Any:
 
 
 def option_names(kind: str, name: Any) -> Any:
-    """The module with the former names of the options of a component; None:
-    it has no others, or there is no such component.
-    """
+    """The module with former option names of a component; None: there are none, or no such component."""
     entry = _components[kind].get(name) if isinstance(name, str) else None
     return importlib.import_module(entry.option_names) if entry and entry.option_names else None
 

@@ -134,9 +134,7 @@ class Component(Section):
 
     @classmethod
     def nested_names(cls, values: Mapping[str, Any]) -> dict[str, str]:
-        """The dotted keys of options in sections, by the last name of each,
-        and by the one that pretrax 0.1 had for it.
-        """
+        """The dotted keys of options in sections, by the last name of each, and by its name in pretrax 0.1."""
         names = registry.option_names(cls.kind, values.get('name', registry.DEFAULTS[cls.kind]))
         model = cls.options_of(values)
         if names is None or model is None:

@@ -189,9 +189,7 @@ def _written(value: Any, path: Path, references: Mapping[Path, str]) -> Any:
 
 
 def _with_default(reference: str, value: Any) -> str:
-    """The reference of a section or a list, for readers who do not have its variable:
-    with a word in place of each text.
-    """
+    """The reference of a section or a list with a default for readers without its variable: words for its texts."""
     is_one = isinstance(value, BaseModel | Mapping | Sequence) and not isinstance(value, str) and ',' not in reference
     return f'{reference[:-1]},{json.dumps(_without_texts(value))}}}' if is_one else reference
 

@@ -43,9 +43,7 @@ def _log_softmax(logits: jax.Array, of: jax.Array, temperature: float) -> jax.Ar
 
 
 def log_z(vocab_size: int, temperature: float, logits: jax.Array) -> jax.Array:
-    """log(sum(exp(logits / temperature))) over the whole vocabulary, f32 [B, L];
-    columns past vocab_size do not count.
-    """
+    """log(sum(exp(logits / temperature))) over the vocabulary, f32 [B, L], without columns past vocab_size."""
     is_real = vocabulary_columns(logits) < vocab_size
     largest = pmax('t', jnp.max(jnp.where(is_real, logits, -jnp.inf), axis=-1).astype(jnp.float32))
     powers = jnp.exp((logits.astype(jnp.float32) - largest[..., None]) / temperature)

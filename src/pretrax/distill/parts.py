@@ -86,9 +86,7 @@ def write_part(directory: Path, number: int, arrays: Mapping[str, np.ndarray]) -
 
 
 def problem_of(path: Path) -> str:
-    """How the files of a part differ from what was written; '' if they do not. Reads all of them.
-    Raises OSError if it cannot.
-    """
+    """How the files of a part differ from what was written; '' if they do not. Reads all. Raises OSError."""
     try:
         expected = parse_json((path / MANIFEST).read_bytes())['files']
         for name, of_file in expected.items():

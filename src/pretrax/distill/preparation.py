@@ -1,6 +1,4 @@
-"""Offline distillation: `pretrax distill prepare` writes what a teacher says about the rows of a run, and
-`distill.cache` reads it.
-"""
+"""Offline distillation: `pretrax distill prepare` writes a teacher's output for a run; `distill.cache` reads it."""
 
 import contextlib
 import dataclasses
@@ -53,8 +51,7 @@ class Prepared:
 
 
 def prepare_cache(config: RunConfig, out: AnyPath, top_k: int, report: Report) -> Prepared | None:
-    """Computes with the teacher of a run what the run needs to train without it. Rows that are there already are
-    skipped.
+    """Computes with a run's teacher what the run needs to train without it. Rows that are there already are skipped.
 
     Several processes compute together, and process 0 writes. The others return None.
 

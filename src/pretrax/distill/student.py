@@ -141,9 +141,7 @@ class DistilledTransformer(Transformer):
         return dataclasses.replace(super().abstract(), hidden_projection=self._abstract_projection())
 
     def abstract_constants(self) -> Teacher | None:
-        """Shapes, dtypes and shardings of the teacher's weights on the current mesh; None:
-        batches have what it computes.
-        """
+        """Shapes, dtypes and shardings of the teacher's weights on the mesh; None: batches have what it computes."""
         if self.teacher is None:
             return None
         like = abstract_weights(self.teacher.arch)
@@ -177,9 +175,7 @@ class DistilledTransformer(Transformer):
         return super().denominators(batch) | dict.fromkeys(('distillation', 'hidden_mse'), jnp.sum(batch.mask))
 
     def summarize(self, tables: dict[str, f32['rows columns']]) -> dict[str, f32['']]:
-        """`nll`, `distillation` and `hidden_mse`, the losses per target token without their weights, and the decoder's
-        metrics.
-        """
+        """`nll`, `distillation`, `hidden_mse`: losses per target token without weights, and the decoder's metrics."""
         found = super().summarize(tables)
         if 'distilled' not in tables:
             return found
@@ -187,9 +183,7 @@ class DistilledTransformer(Transformer):
         return found | {'nll': nll / count, 'distillation': divergence / count} | hidden_metrics(tables)
 
     def top_k(self, teacher: Teacher, batch: Batch, k: int) -> TopK:
-        """The k most likely tokens of the teacher after each token,
-        at the temperature of the distillation. Runs per device.
-        """
+        """The teacher's k most likely next tokens of each token, at the distillation's temperature. Runs per device."""
         ends, x, _ = self._run_teacher(teacher, batch)
 
         def find(x: jax.Array, part: Batch) -> TopK:
@@ -203,9 +197,7 @@ class DistilledTransformer(Transformer):
     def _run_teacher(
         self, teacher: Teacher, batch: Batch, kept: Sequence[int] = ()
     ) -> tuple[Ends, num['B/r/d/e L/c/t M'], num['kept B/r/d/e L/c/t M'] | None]:
-        """The ends of the teacher, and its hidden states after the last layer
-        and after the layers `kept`. It drops nothing.
-        """
+        """The teacher's ends, and its hidden states after the last layer and the layers `kept`, without dropout."""
         assert self.teacher is not None
         without_dropout = dataclasses.replace(batch, seeds=None)
         with scope(), jax.named_scope('teacher'):  # M is the width of the teacher here

@@ -134,8 +134,7 @@ class Teaching:
         return {} if self.files is None else dict(zip(_FIELDS, self.files.read(rows), strict=True))
 
     def begin(self, run: Run, report: Report) -> Teacher | None:
-        """Loads the teacher, if it runs, and checks that a directory has the last batch, so that a run does not stop
-        midway.
+        """Loads the teacher, if it runs, and checks that a directory has the last batch, or a run would stop midway.
 
         Raises UserError if the directory lacks rows, or as `load`.
         """

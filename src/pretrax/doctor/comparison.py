@@ -14,9 +14,7 @@ _NORMAL = 0.6745  # the median absolute deviation of a normal distribution, in s
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A line of the table. `nodes`: the processes it is about, in order;
-    all of them for a check that passed everywhere.
-    """
+    """A line of the table. `nodes`: the processes it is about, in order; all for a check that passed everywhere."""
 
     check: str
     status: Status
@@ -45,9 +43,7 @@ def outliers[Key: Hashable](rates: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def share_of(speed: float, limit: float, name: str) -> str:
-    """A speed relative to a limit, in words. It is never over 100 %:
-    a limit that is exceeded does not describe the hardware.
-    """
+    """A speed as a share of a limit, in words, at most 100 %: an exceeded limit does not describe the hardware."""
     return f'more than {name}' if speed > limit else f'{speed / limit:.0%} of {name}'
 
 

@@ -134,9 +134,7 @@ SLOW = 'every step waits for it: look for other programs, heat and power (top, n
 def _repeat(
     product: jax.stages.Wrapped, operands: Sequence[jax.Array], first: Sequence[jax.Array]
 ) -> tuple[list[float], list[int]]:
-    """How often each device computed its product in `_SECONDS`,
-    and the devices whose last result differs from the first.
-    """
+    """How often each device computed its product in `_SECONDS`, and the devices whose result changed."""
     counts, last = [0.0] * len(operands), list(first)
 
     def work(i: int) -> None:

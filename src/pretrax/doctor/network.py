@@ -81,9 +81,7 @@ def _own_loopback(host: str) -> str:
 
 
 def clock_findings(clocks: Mapping[int, tuple[float, float]]) -> dict[int, Finding]:
-    """The finding about the clock of each process.
-    Services refuse requests from clocks that are wrong: S3, by 15 minutes.
-    """
+    """The finding about each process's clock. Services refuse requests from wrong clocks: S3, by 15 minutes."""
     found, fix = {}, 'start a time service there: timedatectl set-ntp true; chronyc tracking'
     for index, (ahead, uncertainty) in clocks.items():
         text = (
@@ -101,9 +99,7 @@ def clock_findings(clocks: Mapping[int, tuple[float, float]]) -> dict[int, Findi
 
 @contextlib.contextmanager
 def token(context: Context) -> Iterator[str | None]:
-    """Creates a file in the run directory in process 0, which the others look for.
-    None if there is nothing to share.
-    """
+    """Creates a file in the run directory, in process 0; the others look for it. None: nothing to share."""
     if (
         context.config is None
         or not isinstance(context.config.run_dir, Path)
@@ -125,9 +121,7 @@ def token(context: Context) -> Iterator[str | None]:
 
 
 def shared_directory(context: Context, path: str | None) -> Iterator[Finding]:
-    """Whether this node sees the file that process 0 has written,
-    at the place where this node has its run directory.
-    """
+    """Whether this node sees the file of process 0 where it has its own run directory."""
     if path is None or context.config is None or context.processes == 1 or not isinstance(context.config.run_dir, Path):
         return
     mine = existing_parent(context.config.run_dir)

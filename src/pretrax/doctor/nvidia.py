@@ -1,5 +1,4 @@
-"""NVIDIA GPUs as `nvidia-smi` and the kernel's log describe them: errors, throttling, clocks, and memory in use by
-others.
+"""NVIDIA GPUs as `nvidia-smi` and the kernel's log describe them: errors, throttling, clocks, memory in use by others.
 
 Fields: `nvidia-smi --help-query-gpu`. Xid errors: docs.nvidia.com/deploy/xid-errors.
 """

@@ -19,9 +19,7 @@ _VOCABULARY = 128_256  # of Llama 3: for a tokenizer that is not known before th
 
 
 def checkpoint_size(context: Context) -> Iterator[Finding]:
-    """Whether checkpoints fit on the disk: by the size of the newest one,
-    or else of the state of the configured model.
-    """
+    """Whether checkpoints fit on the disk, by the size of the newest one or of the state of the configured model."""
     if context.config is None or context.index:
         return
     directory = context.config.run_dir / 'checkpoints'

@@ -128,8 +128,7 @@ def texts_of_task(task: Task, settings: Settings) -> list[list[str]]:
 
 
 def texts_of_files(spec: str) -> list[list[str]]:
-    """The texts of the files that a path, a directory or a glob names: all strings in each row; other files are one
-    text.
+    """The texts of the files of a path, a directory or a glob: all strings in each row; other files are one text.
 
     Raises:
         UserError: a file cannot be read, is not UTF-8, or a row is bad.

@@ -1,6 +1,4 @@
-"""The files of sweeps, searches and fits of scaling laws:
-a base configuration, changes to it, and how its runs are started.
-"""
+"""Files of sweeps, searches and scaling laws: a base configuration, changes to it, and how its runs are started."""
 
 import json
 from collections.abc import Mapping

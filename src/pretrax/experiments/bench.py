@@ -166,9 +166,7 @@ def measure_command() -> list[str]:
 
 
 def read_results(directory: pathlib.Path, report: Report = print) -> dict[str, Result]:
-    """{key: newest result}, from `results.jsonl` and those of rows that ran as jobs of their own.
-    Other lines are reported and skipped.
-    """
+    """{key: newest result} of `results.jsonl`, also of rows that were jobs. Reports and skips other lines."""
     found: list[Result] = []
     for path in (directory / RESULTS, *sorted(directory.glob(f'{ROWS}/*/{RESULTS}'))):
         if not path.is_file():

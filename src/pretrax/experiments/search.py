@@ -97,9 +97,7 @@ class Searcher:
         return request.number is None
 
     def trials(self) -> list[Trial]:
-        """The trials so far: `number`, `state`, `value`, `values`, `steps`, `why`,
-        and `curve` as [step, value] pairs.
-        """
+        """The trials: `number`, `state`, `value`, `values`, `steps`, `why`, and `curve`, [step, value] pairs."""
         return [
             {
                 'number': trial.number,
@@ -126,9 +124,7 @@ class Searcher:
         return {key: float(value) for key, value in found.items() if math.isfinite(value)}
 
     def write_best(self) -> pathlib.Path | None:
-        """Writes the configuration of the best trial that was trained to its end
-        to `best.yaml`; None: there is none.
-        """
+        """Writes the configuration of the best trial that was trained to its end to `best.yaml`, if there is one."""
         done = [trial for trial in self.trials() if trial['state'] == 'done']
         if not done:
             return None
@@ -186,9 +182,7 @@ class Searcher:
         return bool(self._unfinished) or len(self._study.get_trials(deepcopy=False)) < self._search.number_of_trials
 
     def _next(self) -> 'optuna.trial.Trial':
-        """An unfinished trial of an earlier process, or a new one:
-        its values depend on the file, its number and the others.
-        """
+        """A trial left unfinished, or a new one, whose values depend on the file, its number and the others."""
         earlier = self._unfinished.pop(0) if self._unfinished else None
         number = len(self._study.get_trials(deepcopy=False)) if earlier is None else earlier.number
         seed = (self._search.seed * 1_000_003 + number) % 2**32

@@ -79,9 +79,7 @@ class Training:
         return read_metrics(path, lambda text: None) if path.is_file() else []
 
     def is_over(self) -> bool:
-        """Starts the next attempt if it is time, and returns whether the run has finished,
-        has failed or was stopped.
-        """
+        """Starts the next attempt if it is time. Returns whether the run has finished, failed or was stopped."""
         if self._process is not None:
             return self._process_is_over(self._process)
         if self._leaves or self.refused:
@@ -296,8 +294,7 @@ def train_all(
 
 
 def locked(directory: pathlib.Path, what: str = 'works here') -> DirectoryLock:
-    """The lock of a directory in which runs are started. Raises UserError if another process has it, and says `what` it
-    does.
+    """The lock of a directory for runs. Raises UserError if another process has it, and says `what` it does.
 
     A file system that does not support locks is accepted silently.
     """

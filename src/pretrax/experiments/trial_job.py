@@ -1,6 +1,4 @@
-"""What `pretrax launch` does for a run of a search:
-a dry run before the first one, the job that it submits, and its end.
-"""
+"""`pretrax launch` for a run of a search: a dry run before the first one, the job that it submits, and its end."""
 
 import pathlib
 import shlex
@@ -143,9 +141,7 @@ def launch_command(words: Sequence[str], file: pathlib.Path) -> list[str]:
 
 
 def write_config(config: RunConfig, place: pathlib.Path, name: str | None = None) -> pathlib.Path:
-    """Writes the configuration of a run below the directory of the search,
-    and returns its path. `name`: of the file.
-    """
+    """Writes a run's configuration below the directory of the search, and returns its path. `name`: the file's."""
     file = place / 'configs' / (name or f'{config.name}.yaml')
     file.parent.mkdir(parents=True, exist_ok=True)
     write_file(file, resolved_yaml(config).encode())

@@ -56,9 +56,7 @@ class LatentAttention(Field):
 
 @dataclass(frozen=True)
 class ExtraLayers(Field):
-    """Modules of multi-token prediction, after the last layer.
-    `HuggingFaceModel.with_modules` adds them to the architecture.
-    """
+    """Modules of multi-token prediction after the last layer; `HuggingFaceModel.with_modules` adds them."""
 
     fields = ('num_nextn_predict_layers',)
 

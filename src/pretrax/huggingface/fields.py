@@ -1,5 +1,4 @@
-"""Kinds of fields of config.json. Each reads the options that a field stands for, and writes the field of an
-architecture.
+"""Kinds of fields of config.json. Each reads the options that it stands for, and writes the field of an architecture.
 
 A field is read from a configuration that has every default already, so `None` is null in the file, or a default that
 transformers derives from other fields. Imports no JAX.

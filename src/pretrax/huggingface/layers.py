@@ -15,8 +15,7 @@ _PARAMETERS = ('rope_type', 'type', 'rope_theta', 'partial_rotary_factor')
 
 @dataclass(frozen=True)
 class Rope(Field):
-    """Base and scaling of rotary positions, in the old form (rope_theta, rope_scaling) and the new one
-    (rope_parameters).
+    """Base and scaling of rotary positions, in the old form (rope_theta, rope_scaling) and the new (rope_parameters).
 
     As in transformers, `rope_scaling` replaces `rope_parameters` where a file has both.
 

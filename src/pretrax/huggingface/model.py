@@ -85,9 +85,7 @@ class HuggingFaceModel:
         return HuggingFaceWeights(self.checkpoint, TABLES[self.table.names], self.arch, like)
 
     def copy_files(self, directory: Path) -> list[str]:
-        """Copies the files that an export writes again:
-        config.json, the tokenizer's files and the generation configuration.
-        """
+        """Copies the files of an export: config.json, those of the tokenizer, and the generation configuration."""
         directory.mkdir(parents=True, exist_ok=True)
         names = kept_names(self.directory)
         for name in names:

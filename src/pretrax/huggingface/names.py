@@ -82,9 +82,7 @@ def _read_tables() -> dict[str, NameTable]:
 
 
 def _with_modules(rows: Mapping[str, str | Fused]) -> dict[str, str | Fused]:
-    """The rows of a family, and of its modules of multi-token prediction:
-    those of a layer, and of what only a module has.
-    """
+    """The rows of a family, and of its modules of multi-token prediction: a layer's, and a module's own."""
 
     def moved(part: str) -> str:
         return part.replace('layers.', 'multi_token.layer.', 1)

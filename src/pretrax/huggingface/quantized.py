@@ -54,8 +54,7 @@ class Fp8Tensor:
 
 
 def with_fp8(checkpoint: HuggingFaceCheckpoint) -> HuggingFaceCheckpoint:
-    """The checkpoint with each matrix in E4M3 and its scales as one tensor, or a tensor that says why it cannot be
-    read.
+    """The checkpoint with each matrix in E4M3 and its scales as one tensor, or one that says why it is unreadable.
 
     Raises:
         UserError: config.json says nothing about blocks.
@@ -88,9 +87,7 @@ def with_fp8(checkpoint: HuggingFaceCheckpoint) -> HuggingFaceCheckpoint:
 
 @dataclass(frozen=True)
 class Mxfp4Tensor:
-    """A tensor [experts, inputs, outputs] that files have as bytes [experts, outputs, blocks,
-    16] and scales [experts, outputs, blocks].
-    """
+    """A tensor [experts, inputs, outputs]; in files bytes [experts, outputs, blocks, 16], scales [..., blocks]."""
 
     blocks: Tensor
     scales: Tensor

@@ -1,6 +1,4 @@
-"""The scaling of rotary positions in config.json (`rope_scaling`,
-or `rope_parameters` since transformers 5). Imports no JAX.
-"""
+"""The scaling of rotary positions in config.json: `rope_scaling`, or `rope_parameters` since transformers 5."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

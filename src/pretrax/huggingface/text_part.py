@@ -78,9 +78,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def text_checkpoint(checkpoint: HuggingFaceCheckpoint) -> tuple[HuggingFaceCheckpoint, list[str]]:
-    """A checkpoint with only the tensors of its language model, under the names of one,
-    and the tensors that were left out.
-    """
+    """A checkpoint with only the tensors of its language model, by such a model's names, and those left out."""
     part = text_part(checkpoint.config)
     if part is None:
         return checkpoint, []

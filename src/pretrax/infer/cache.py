@@ -50,9 +50,7 @@ class RingPages(Pages):
 
 @pytree_dataclass
 class LatentPages(Pages):
-    """The pages of a layer with latent attention.
-    `k` is the result of `latents`, which all heads share and which contains the values.
-    """
+    """The pages of a layer with latent attention. `k`: results of `latents`, shared by all heads, with the values."""
 
     k: num['one pages/r/d/e page C_kv']
     v: num['one pages/r/d/e page C_kv'] | None
@@ -102,9 +100,7 @@ def empty_pages(
 def write(
     pages: Pages, k: num['N K/t D'], v: num['N K/t D'] | None, table: i32['R/r/d/e blocks'], positions: i32['R/r/d/e C']
 ) -> Pages:
-    """Stores the keys and values of N = R * C tokens at their positions;
-    or their latents, which are keys and values.
-    """
+    """Stores the keys and values of N = R * C tokens, or latents, which are both, at their positions."""
     page = pages.k.shape[2]
     block = jnp.maximum(positions, 0) // page % table.shape[1]
     at = jnp.where(positions >= 0, jnp.take_along_axis(table, block, axis=1), 0).reshape(-1)

@@ -57,9 +57,7 @@ class _Sequence:
 
     @property
     def is_scored(self) -> bool:
-        """Whether all tokens of the prompt are read, to see what the model makes of them,
-        or because no answer follows.
-        """
+        """Whether all tokens of the prompt are read: they are scored, or no answer follows."""
         request = self.request
         return request.max_tokens == 0 or request.prompt_logprobs is not None or request.embedding is not None
 
@@ -231,9 +229,7 @@ class Engine:
             self._fill_row(sequence)
 
     def _make_room(self, sequence: _Sequence, length: int) -> None:
-        """Room in the cache for `length` tokens. If there is none,
-        the newest other sequence waits and is read again later.
-        """
+        """Room in the cache for `length` tokens. If there is none, the newest other sequence waits and is reread."""
         memory, row = self._memory_of(sequence)
         while not memory.reserve(row, length):
             others = [one for one in self._slots if one and one is not sequence and self._memory_of(one)[0] is memory]
@@ -263,9 +259,7 @@ class Engine:
         jax.tree.map(lambda rows, row: rows.__setitem__(sequence.slot, row[0]), self._rows, self._empty_row)
 
     def _read_prompts(self) -> list[Update]:
-        """Reads parts of prompts, oldest first. Reads a limited number of tokens,
-        so that other slots soon write again.
-        """
+        """Reads parts of prompts, oldest first: a limited number of tokens, so that other slots soon write again."""
         updates, budget = [], self._programs.chunks[-1]
         while budget > 0 and (chosen := self._next_to_read()):
             longest = max(sequence.unread for sequence in chosen.values())
@@ -337,9 +331,7 @@ class Engine:
         return [self._continue(sequence, written) for sequence in writing]
 
     def _choose_steps(self, seconds: float) -> None:
-        """Sets the steps of the next block, from the time of one.
-        Several processes have to do the same, whatever it takes.
-        """
+        """Sets the steps of the next block from the time of one, alike in all processes, whatever time each takes."""
         options = self._programs.options
         if jax.process_count() == 1:
             self._steps = max(1, min(options.block, int(options.block_seconds / seconds)))

@@ -83,8 +83,7 @@ def _layer(
     layer: LayerSpec,
     kernel: Kernel,
 ) -> tuple[num['B/r/d/e L/c/t M'], Any]:
-    """`block.block` with the cache of a layer: attention reads cached keys and values, or latents; other mixers
-    states.
+    """`block.block` with a layer's cache: attention reads cached keys and values, or latents; other mixers states.
 
     Returns x and the cache after these tokens.
     """

@@ -276,8 +276,7 @@ def programs_of(model: Model, mesh: Mesh, options: EngineOptions, draft: Model |
 
 
 def fitting_length(model: Model, mesh: Mesh, options: EngineOptions, draft: Model | None = None) -> int:
-    """The length of `options`, or the largest half, quarter, ... of it whose cache takes a quarter of a device's
-    memory.
+    """The length of `options`, or the largest half, quarter, ... whose cache takes a quarter of a device's memory.
 
     On CPUs, where each step reads the whole cache, it takes at most 1 GiB.
     """

@@ -21,13 +21,9 @@ class Engine:
     def log_command(
         self, record: LaunchRecord, run_dir: AnyPath, process: int | None, lines: int, follow: bool
     ) -> Sequence[str]:
-        """The command that prints the last lines of a process; None: of the whole job.
-        Raises UserError if there is none.
-        """
+        """The command that prints a process's last lines; None: the whole job's. Raises UserError if there is none."""
         raise NotImplementedError
 
     def stop(self, record: LaunchRecord) -> str:
-        """Asks the job to save and to end. Returns what was done, in a line.
-        Raises UserError if that is not possible.
-        """
+        """Asks the job to save and end. Returns what was done, in a line. Raises UserError if it cannot be asked."""
         raise NotImplementedError

@@ -48,9 +48,7 @@ class Group:
         return ''
 
     def gone(self) -> Sequence[int]:
-        """Numbers of the processes whose machine is gone,
-        so that they cannot be started there again. Called at the end.
-        """
+        """The processes whose machine is gone, so that they cannot be started there again. Called at the end."""
         return ()
 
 

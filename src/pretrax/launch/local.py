@@ -127,9 +127,7 @@ class LocalGroup(Group):
 
 
 def devices_of(slot: int, count: int) -> dict[str, str]:
-    """Environment that restricts a process to the `count` devices of its slot:
-    GPUs, or simulated devices of the CPU.
-    """
+    """Environment that restricts a process to the devices of its slot: GPUs, or simulated devices of the CPU."""
     flags = _COUNT_FLAG.sub('', os.environ.get('XLA_FLAGS', ''))
     numbers = range(slot * count, (slot + 1) * count)
     return {
@@ -140,9 +138,7 @@ def devices_of(slot: int, count: int) -> dict[str, str]:
 
 
 def share_of(slot: int, devices: int | None) -> dict[str, str]:
-    """Environment of a process that has the devices of a slot:
-    GPUs, or simulated devices of the CPU. None: all devices.
-    """
+    """Environment of a process with the devices of a slot: GPUs, or simulated devices of the CPU. None: all."""
     if devices is None:
         return {}
     numbers = range(slot * devices, (slot + 1) * devices)

@@ -1,5 +1,4 @@
-"""Runs the training process of one machine, as every engine starts it: under `srun`, over ssh, in a pod, in a Ray
-actor.
+"""Runs the training process of one machine, as every engine starts it: under `srun`, over ssh, in a pod or Ray actor.
 
 It passes signals on, copies the output of the training to its own, and leaves a crash report in the run directory when
 the training fails. It exits with the code of the training; of one that was killed by signal n, with 128+n.

@@ -108,9 +108,7 @@ def outcome(codes: dict[int, int], hung: tuple[int, ...], step: int) -> Outcome:
 
 
 def newest_checkpoint(run_dir: AnyPath, otherwise: int = 0) -> int:
-    """Step of the newest whole checkpoint; 0: there is none. `otherwise`:
-    returned if the disk or bucket cannot be read.
-    """
+    """Step of the newest whole checkpoint; 0: none. `otherwise`: returned if the disk or bucket is unreadable."""
     try:
         return max(steps_in(run_dir / 'checkpoints'), default=0)
     except OSError:  # the processes report it

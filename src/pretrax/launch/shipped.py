@@ -65,9 +65,7 @@ def fill_template(name: str, /, **values: Any) -> str:
 
 
 def check_variables(files: dict[str, str], given: Collection[str], how: str) -> None:
-    """Raises UserError if the configuration needs a variable of the environment
-    that the other machine will not have.
-    """
+    """Raises UserError if the configuration needs a variable that the other machine will not have."""
     needed = dict.fromkeys(_REQUIRED.findall(files[CONFIG]))
     if missing := [name for name in needed if name not in given]:
         raise UserError(f'the configuration reads {", ".join(missing)} from the environment\n{how}')

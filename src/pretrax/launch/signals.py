@@ -7,9 +7,7 @@ PASSED_ON = (*STOP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def signals_from_now_on() -> list[int]:
-    """Keeps the signals that a `Node` passes on, until there is one.
-    The first process of a container ignores others.
-    """
+    """Keeps signals for a `Node` until there is one. The first process of a container ignores others."""
     waiting: list[int] = []
     for number in PASSED_ON:
         signal.signal(number, lambda got, _: waiting.append(got))

@@ -1,6 +1,4 @@
-"""Submits runs and sweeps to Slurm, after every check
-that can be done before they are queued; reports and stops them.
-"""
+"""Submits runs and sweeps to Slurm, after every check that is possible before; reports and stops them."""
 
 import collections
 import difflib
@@ -98,8 +96,7 @@ def is_on_one_machine(run_dir: object) -> bool:
 
 
 def submit(script: str) -> tuple[str, str]:
-    """Submits a script, which Slurm checks once more before that. Returns the number of the job, and what Slurm
-    expects.
+    """Submits a script, which Slurm checks once more before that. Returns the job's number, and what Slurm expects.
 
     Raises:
         UserError: Slurm refuses it: for example the account, the quality of service or the constraint.

@@ -63,9 +63,7 @@ def ask_both(*words: str, stdin: str | None = None) -> tuple[str, str]:
 
 
 def job_facts(job: str) -> dict[str, str]:
-    """What Slurm knows of a job: {'JobState': 'RUNNING', 'Restarts': '0', ...};
-    of one that ended minutes ago, nothing.
-    """
+    """What Slurm knows of a job: {'JobState': 'RUNNING', 'Restarts': '0', ...}; {} minutes after its end."""
     try:
         return dict(re.findall(r'([\w:/]+)=(\S*)', ask('scontrol', '--oneliner', 'show', 'job', job).splitlines()[0]))
     except UnavailableError:
@@ -87,9 +85,7 @@ def nodes_down(nodes: Sequence[str]) -> set[str]:
 
 
 def _is_gone(state: str) -> bool:
-    """Whether a state such as 'DOWN*+DRAIN' or 'MIXED+NOT_RESPONDING' is that of a lost node;
-    `*`: it does not respond.
-    """
+    """Whether a state such as 'DOWN*+DRAIN' or 'MIXED+NOT_RESPONDING' is that of a lost node; `*`: no answer."""
     return '*' in state or not _GONE.isdisjoint(re.split(r'\W+', state))
 
 

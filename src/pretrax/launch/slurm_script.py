@@ -1,6 +1,4 @@
-"""The scripts that `sbatch` reads: one for a run on several nodes, one for the rows of a sweep.
-Runs no program of Slurm.
-"""
+"""Scripts for `sbatch`: one for a run on several nodes, one for the rows of a sweep. Runs no program of Slurm."""
 
 import pathlib
 import re
@@ -75,9 +73,7 @@ def rows_script(
 
 
 def stop_within(resources: Resources) -> int:
-    """Seconds that the processes of a run have to save and end after the signal
-    that Slurm sends before the time limit.
-    """
+    """Seconds for the processes of a run to save and end after Slurm's signal before the time limit."""
     given = dict(_option(text) for text in resources.sbatch).get('signal')
     if given is None:
         before = _before_limit(resources.minutes)

@@ -116,9 +116,7 @@ class Ssh:
             raise UserError(f'there is no {program or "ssh"!r} on this machine: apt-get install openssh-client')
 
     def settings(self, host: Host) -> Mapping[str, str]:
-        """What ssh would use for a host, after its configuration files: {'hostname':
-        ..., 'serveraliveinterval': ...}.
-        """
+        """What ssh would use for a host, after its configuration files: {'hostname': ..., 'port': ...}."""
         if host in self._settings:
             return self._settings[host]
         done = subprocess.run([*self.program, '-G', *host.address], capture_output=True, text=True)

@@ -164,9 +164,7 @@ def dry_run(slices: Slices, files: Mapping[str, str]) -> str:
 
 
 def _write_file(name: str, text: str, end: str = 'END_OF_FILE') -> str:
-    """A shell command that writes a text. Its last line is one that the text does not have,
-    or the shell would run the rest.
-    """
+    """A shell command that writes a text. Its last line is not in the text, or the shell would run the rest."""
     while end in text:
         end += '_'
     return f"cat > {shlex.quote(name)} <<'{end}'\n{text.rstrip()}\n{end}"

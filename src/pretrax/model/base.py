@@ -102,17 +102,13 @@ class Model:
         return None
 
     def with_seeds(self, batch: Batch, key: jax.Array | None = None) -> Batch:
-        """The batch of a step with random words of each token, if a decoder has dropout.
-        Under `jit`, of whole arrays.
-        """
+        """The batch of a step with random words per token, if a decoder has dropout. Under `jit`, on whole arrays."""
         if key is None or self.arch is None or not self.arch.drops:
             return batch
         return dataclasses.replace(batch, seeds=token_seeds(key, batch.tokens.shape, self.column_order))
 
     def denominators(self, batch: Batch) -> dict[str, f32['']]:
-        """The denominators of `loss`, computed only from the batch.
-        The default is that of a loss of one term, 'nll'.
-        """
+        """The denominators of `loss`, computed from the batch. By default, that of a loss of one term, 'nll'."""
         return {'nll': jnp.sum(batch.mask)}
 
     def summarize(self, tables: dict[str, f32['rows columns']]) -> dict[str, f32['']]:
@@ -126,8 +122,7 @@ class Model:
         return weights
 
     def logits(self, weights: Any, tokens: i32['B/r/d/e L/c']) -> num['B/r/d/e L/c V/t']:
-        """The logits of whole sequences, one document per row. Runs per device. A model that has them can generate
-        text.
+        """The logits of whole sequences, one document per row. Runs per device. A model with them can generate text.
 
         The logits of a token may not depend on the tokens after it. Columns past the vocabulary are ignored.
         """

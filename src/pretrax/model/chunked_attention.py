@@ -14,9 +14,7 @@ from pretrax.shardlib import axis_size, i32
 def attention_segments(
     segments: i32['B/r/d/e L/c'], positions: i32['B/r/d/e L/c'], scores: Scores
 ) -> i32['B/r/d/e L/c']:
-    """The segments of attention: a token sees only tokens of its segment.
-    They are documents, or chunks of documents.
-    """
+    """The segments of attention, documents or chunks of documents: a token sees only tokens of its segment."""
     return chunk_segments(segments, positions, scores.window) if scores.chunked else segments
 
 

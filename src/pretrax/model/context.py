@@ -152,9 +152,7 @@ class Softmax(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """A chunk of queries in the backward pass: the gradient of its output,
-    log sum exp of its scores, sum_s p_s dp_s.
-    """
+    """A chunk of queries in the backward pass: the gradient of its output, log sum exp of scores, sum_s p_s dp_s."""
 
     queries: Queries
     d_out: num['B C K G D']

@@ -1,5 +1,4 @@
-"""Dropout: numbers that training sets to zero at random. Srivastava et al. 2014, JMLR 15; Vaswani et al. 2017, section
-5.4.
+"""Dropout: training sets random numbers to zero. Srivastava et al. 2014, JMLR 15; Vaswani et al. 2017, section 5.4.
 
 Each token of a step has two random words, which depend on the seed, the step, and the token's place in the batch. A
 mask is a hash of these, the layer and the index of a number. So masks do not depend on the mesh, on accumulation or on

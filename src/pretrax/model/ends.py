@@ -20,9 +20,7 @@ from pretrax.shardlib import all_gather, f32, i32, num, psum_scatter, take, type
 
 
 def gather_ends(w: Weights, dtype: DTypeLike, sums: DTypeLike | None = None) -> Ends:
-    """The weights before and after the layers. Gradients of tables are summed over d
-    in the dtype `sums`; None: in f32.
-    """
+    """The weights before and after the layers. Gradients of tables are summed over d in dtype `sums`; None: f32."""
     embedding = unembedding = all_gather('V/t M/d -> V/t M', w.embed, wire=dtype, sums=sums)
     if w.unembed is not None:
         unembedding = all_gather('V/t M/d -> V/t M', w.unembed, wire=dtype, sums=sums)

@@ -117,9 +117,7 @@ def _round(
 
 
 def _send(x: num['N M']) -> num['N M']:
-    """Rows ordered by the devices that they are for -> rows for this device,
-    ordered by the devices that they come from.
-    """
+    """Rows ordered by their destination device -> rows for this device, ordered by their source device."""
     with scope():  # M is the width of what is sent
         return all_to_all('G N/r/d/c/e M -> G/e N/r/d/c M', x.reshape(axis_size('e'), -1, x.shape[-1]))[0]
 

@@ -50,9 +50,7 @@ def means(terms: LossTerms) -> dict[str, f32['']]:
 
 @pytree_dataclass
 class Batch:
-    """Token sequences. `segments` number the documents in a row, `positions` restart in each,
-    `mask` weights the targets.
-    """
+    """Token sequences. `segments` number a row's documents, `positions` restart in each, `mask` weights the targets."""
 
     tokens: i32['B/r/d/e L/c']
     targets: i32['B/r/d/e L/c']
@@ -181,9 +179,7 @@ def in_chunks(terms_of: Callable[[Any, Batch], LossTerms], x: Hidden, batch: Bat
 
 
 def over_chunks[Of, T](function: Callable[[Any, Of], T], x: Hidden, batch: Of, chunks: int) -> T:
-    """`function` of each chunk of the sequences, stacked;
-    arguments as in `in_chunks`, or any arrays [B/r/d/e L/c ...].
-    """
+    """`function` of each chunk of the sequences, stacked; arguments as in `in_chunks`, or arrays [B/r/d/e L/c ...]."""
 
     def one_chunk(_: None, chunk: tuple[Any, Of]) -> tuple[None, T]:
         with scope():  # L is the length of a chunk here
@@ -200,9 +196,7 @@ def chunks_of(length: int, wanted: int) -> int:
 
 
 def split_tokens(array: jax.Array, chunks: int, n: int) -> jax.Array:
-    """[B, L, ...] -> [chunks, B, L / chunks, ...].
-    A chunk has n tokens of each device along t, in the devices' order.
-    """
+    """[B, L, ...] -> [chunks, B, L / chunks, ...]. A chunk has n tokens of each device of t, in their order."""
     blocks = array.reshape(array.shape[0], -1, chunks, n, *array.shape[2:])
     return jnp.moveaxis(blocks, 2, 0).reshape(chunks, array.shape[0], -1, *array.shape[2:])
 

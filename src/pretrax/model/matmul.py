@@ -22,9 +22,7 @@ Triple = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def product(spec: str, x: jax.Array, w: jax.Array, how: Format) -> jax.Array:
-    """`einsum(spec, x, w)` in x's dtype, accumulated in f32. w and its gradient are f32;
-    `how` is the format of operands.
-    """
+    """`einsum(spec, x, w)` in x's dtype, accumulated in f32. w and its gradient are f32; `how`: operand format."""
     if how.scale is not None:
         return weight_only.scaled_product(spec, x, w, how.scale, x.dtype)
     if how.kind != 'compute':
@@ -41,9 +39,7 @@ def gather(spec: str, w: jax.Array, x: jax.Array, sums: DTypeLike | None = None)
 
 
 def add_bias(x: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """x + bias in x's dtype; x if the family has no biases.
-    Added in f32, because its gradient is a sum over all tokens.
-    """
+    """x + bias in x's dtype; x if the family has no biases. Added in f32: its gradient is a sum over all tokens."""
     if bias is None:
         return x
     y = (x.astype(jnp.float32) + bias).astype(x.dtype)

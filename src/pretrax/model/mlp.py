@@ -74,9 +74,7 @@ def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
 
 @functools.partial(jax.checkpoint, static_argnums=2)
 def swiglu_oai(gate: jax.Array, up: jax.Array, limit: float) -> jax.Array:
-    """gate sigmoid(1.702 gate) (up + 1) of clamped values, computed in f32.
-    OpenAI 2025, arXiv:2508.10925, section 2.3.
-    """
+    """gate sigmoid(1.702 gate) (up + 1) of clamped values, in f32. OpenAI 2025, arXiv:2508.10925, section 2.3."""
     gate32 = jnp.minimum(gate.astype(jnp.float32), limit)
     up32 = jnp.clip(up.astype(jnp.float32), -limit, limit)
     return (gate32 * jax.nn.sigmoid(1.702 * gate32) * (up32 + 1)).astype(up.dtype)

@@ -202,9 +202,7 @@ def _with_capacity(
     arch: Architecture,
     formats: Formats,
 ) -> tuple[jax.Array, bool_['B/r/d/e L/c X']]:
-    """Every expert has the same number of slots in each sequence. Lepikhin et al.
-    2020, arXiv:2006.16668, section 2.2.
-    """
+    """Every expert has as many slots in each sequence. Lepikhin et al. 2020, arXiv:2006.16668, section 2.2."""
     rows, length, _ = x.shape
     k, n = arch.experts.experts_per_token, arch.experts.n_experts
     assert arch.experts.capacity is not None

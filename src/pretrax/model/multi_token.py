@@ -108,9 +108,7 @@ def ahead_denominators(batch: Batch, model: 'Transformer') -> dict[str, f32['']]
 
 
 def ahead_metrics(tables: dict[str, Any]) -> dict[str, f32['']]:
-    """`mtp_nll/1` and so on: the mean cross-entropy of each module, without its weight.
-    NaN if all documents are too short.
-    """
+    """`mtp_nll/1` and so on: each module's mean cross-entropy without its weight; NaN if documents are too short."""
     if 'multi_token' not in tables:
         return {}
     return {f'mtp_nll/{k}': total / count for k, (total, count) in enumerate(tables['multi_token'], start=1)}

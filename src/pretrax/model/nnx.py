@@ -94,9 +94,7 @@ class NnxModel(AutomaticModel):
         return jax.tree.map(lambda leaf: leaf.spec, self.params, is_leaf=lambda x: isinstance(x, _Annotated))
 
     def make_gradients(self, accumulation: int) -> Callable[..., tuple[PyTree, LossTerms, dict]]:
-        """weights, batch, the key of the step if the module draws -> gradient of the mean loss,
-        its terms, and no tables.
-        """
+        """weights, batch, key of the step if the module draws -> gradient of the mean loss, its terms, no tables."""
         devices = along(ROWS, self.mesh)
 
         def gradients(weights: PyTree, batch: Batch, step_key: key[''] | None = None) -> tuple[PyTree, LossTerms, dict]:

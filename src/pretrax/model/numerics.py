@@ -72,9 +72,7 @@ class Numerics:
         return Formats({'head': self.head}, seed)['head']
 
     def seeds(self, key: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
-        """A seed for each layer, u32[layers, 2], and for the head, u32[2].
-        None if nothing is rounded stochastically.
-        """
+        """A seed for each layer, u32[layers, 2], and for the head, u32[2]. None: nothing is rounded stochastically."""
         if key is None or not self.draws:
             return None, None
         seeds = jax.random.bits(key, (len(self.blocks) + 1, 2), jnp.uint32)

@@ -222,9 +222,7 @@ class _OneForwardOneBackward:
         return out, carry._replace(inputs=inputs, layer_sums=sums)
 
     def _loss(self, carry: _Carry, out: num['B/r/d/e L/c/t M'], now: i32['']) -> _Carry:
-        """Adds the loss of the micro-batch that leaves the last layer, if one does;
-        its gradient returns to the last stage.
-        """
+        """Adds the loss of a micro-batch that leaves the last layer; its gradient returns to the last stage."""
         leaves, round_, number = self._work(self.schedule.forward, now, self.last)
 
         def add() -> _Carry:

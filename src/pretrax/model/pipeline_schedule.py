@@ -89,9 +89,7 @@ class PipelineSchedule(NamedTuple):
         return (time >= 0) & (micro_batch < self.micro_batches), round_, micro_batch
 
     def backward(self, tick: Number, stage: Number) -> Work:
-        """What a stage computes backward in a tick of 1f1b:
-        the forward pass with the chunks in reverse order, later.
-        """
+        """What a stage computes backward in a tick of 1f1b: as forward, later, and with the chunks in reverse."""
         busy, round_, micro_batch = self.forward(tick - self.backward_starts, self.stages - 1 - stage)
         return busy, self.rounds - 1 - round_, micro_batch
 

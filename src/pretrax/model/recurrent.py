@@ -121,9 +121,7 @@ class State:
 
 
 def empty_states(arch: Architecture, slots: int, dtype: DTypeLike) -> State:
-    """The states of one layer on the current mesh.
-    The tokens before the convolution have the compute dtype, states f32.
-    """
+    """The states of one layer on the current mesh: the tokens of the convolution in the compute dtype, f32 states."""
     own, like = arch.recurrent, make_shardings(State)
     before, keys, values = own.conv_width - 1, (own.n_key_heads, own.d_key), (own.n_heads, own.d_head)
     return State(
@@ -435,8 +433,7 @@ def state_space_scan(
     segments: i32['B L'],
     state: f32['B G R S W'],
 ) -> tuple[f32['B L G R W'], f32['B G R S W']]:
-    """y_t = q_t S_t with S_t = exp(decay_t) S_{t-1} + k_t^T v_t, in chunks. Dao and Gu 2024, arXiv:2405.21060, section
-    6.
+    """y_t = q_t S_t with S_t = exp(decay_t) S_{t-1} + k_t^T v_t, in chunks. Dao, Gu 2024, arXiv:2405.21060, section 6.
 
     q, k, v and decay are C, B, dt x and dt A of the paper. The backward pass computes everything again.
 

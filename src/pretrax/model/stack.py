@@ -58,9 +58,7 @@ class Stack:
         return {name: w[self._before(i, name)] for name, w in self.weights.items() if name in self.names[i]}
 
     def cycles(self, segment: Segment) -> dict[str, Any]:
-        """The weights of a segment: [cycles, ...], or [cycles, layers of a cycle that have it,
-        ...] if a cycle has several.
-        """
+        """The weights of a segment: [cycles, ...], or [cycles, layers of a cycle with it, ...] for several."""
         start, length, repeats = segment
         parts = {}
         for name, w in self.weights.items():

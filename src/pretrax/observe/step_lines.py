@@ -17,8 +17,7 @@ from pretrax.system.line_files import read_lines
 
 
 class StepLines:
-    """Appends to a file, which is created with its directories for the first line. Only one process of a run may open
-    it.
+    """Appends to a file, which the first line creates with its directories. Only one process of a run may open it.
 
     Args:
         resumed_step: the step that training continues from. Lines of later steps are removed, and an incomplete last
@@ -51,8 +50,7 @@ class StepLines:
         self._file = self._path.open('ab', buffering=0)  # a line is with the operating system when `append` returns
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Appends a line. If the disk cannot be written or the directory is gone, it stays in memory and training
-        continues.
+        """Appends a line. If the disk is full or the directory gone, it stays in memory and training continues.
 
         This is reported at first, and again each time when twice as many bytes wait.
         """

@@ -137,8 +137,6 @@ def is_done(metrics: Mapping[str, Any]) -> bool:
 
 
 def _seconds_since_the_first(events: list[dict[str, Any]]) -> float:
-    """Seconds from the first event until now. Where the clock was set back between two events, their time is not
-    known.
-    """
+    """Seconds from the first event until now, without times in which the clock was set back between two events."""
     times = [event['time'] for event in events] + [time.time()]
     return sum(max(0.0, later - earlier) for earlier, later in itertools.pairwise(times))

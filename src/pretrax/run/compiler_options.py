@@ -1,5 +1,4 @@
-"""The options with which XLA compiles the step of a run: chosen, changed by `compiler.options`, checked before it
-compiles.
+"""The options with which XLA compiles the step: chosen, changed by `compiler.options`, checked before it compiles.
 
 `compiler.options` wins over the choice. XLA_FLAGS and LIBTPU_INIT_ARGS of the user win over the choice too: an option
 that they name is left to them. They lose against `compiler.options`, since options of a program win over flags of the

@@ -123,9 +123,7 @@ def device_memory(device: Any) -> int | None:
 
 
 def memory_limit(devices: Sequence[Any]) -> int | None:
-    """Bytes of each of these devices of this machine; None: not known.
-    The devices of a CPU share the machine's memory.
-    """
+    """Bytes of each of these devices of this machine; None: unknown. CPU devices share the machine's memory."""
     device = devices[0]
     if device.platform == 'cpu':
         return total_memory() // len(devices)

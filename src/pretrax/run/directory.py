@@ -48,9 +48,7 @@ class RunDirectory:
                 raise taken_over(self.local, lost) from None
 
     def confirm(self) -> None:
-        """Finds out by a request whether another process has taken over the run.
-        Raises LostError, LockedError or OSError.
-        """
+        """Asks whether another process has taken over the run. Raises LostError, LockedError or OSError."""
         if self.lock is not None:
             self.lock.confirm()
         if self.lease is not None:
@@ -143,9 +141,7 @@ def _open_bucket(
 
 
 def _held_lease(remote: BucketPath, seconds: float, report: Report, stack: contextlib.ExitStack) -> Lease:
-    """The lease of a run, until the stack is closed.
-    A process that was started again tries for as long as `lock_run`.
-    """
+    """The lease of a run, until the stack is closed. A restarted process tries for as long as `lock_run`."""
     until = time.monotonic() + lock_patience()
     while True:
         lease = Lease(remote / FILE, seconds, report)

@@ -32,9 +32,7 @@ def layer_statistics(run: Run, clock: Clock, report: Report) -> LoggedProgram:
 
 
 def row_sources(run: Run, index: int) -> jax.Array:
-    """The number of the source of each row of a batch, i32[rows], sharded as the rows are;
-    zeros if there is one source.
-    """
+    """The source of each row of a batch, i32[rows], sharded as the rows are; zeros if there is one source."""
     sharding = NamedSharding(run.mesh, PartitionSpec(tuple(ROWS.split())))
 
     def shard(rows: Any) -> np.ndarray:
@@ -44,9 +42,7 @@ def row_sources(run: Run, index: int) -> jax.Array:
 
 
 def curves(values: Mapping[str, np.ndarray], sources: tuple[str, ...]) -> dict[str, float]:
-    """The few statistics that are one number per step: for `metrics.jsonl` and the trackers.
-    A source without a target has none.
-    """
+    """Statistics that are a number per step, for `metrics.jsonl` and trackers. Without targets, sources have none."""
     found = {name: float(values[name]) for name in ('logit_max', 'log_partition') if name in values}
     if 'attention_logit_max' in values:
         found['attention_logit_max'] = float(np.nanmax(values['attention_logit_max']))

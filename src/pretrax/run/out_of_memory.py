@@ -71,9 +71,7 @@ def _candidates(run: Run) -> Iterator[tuple[str, str, StepFacts]]:
 
 
 def named_bytes(run: Run) -> dict[str, tuple[int, int]]:
-    """{name: (bytes per device in one forward pass,
-    bytes of the largest array)} of the arrays that the model names with `save`.
-    """
+    """{name: (bytes per device in a forward pass, bytes of the largest array)} of arrays named with `save`."""
     with jax.set_mesh(run.mesh):
         batch = run.abstract_batch()
         rows = batch.tokens.shape[0] // run.recipe.accumulation

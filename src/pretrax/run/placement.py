@@ -49,9 +49,7 @@ def _on_torus(devices: list[Any], shape: list[int], slices: int) -> np.ndarray:
 
 
 def describe(placed: np.ndarray) -> str:
-    """The axes that cross slices, that cross hosts, and the rest: 'r across 2 slices;
-    d across hosts; t inside a host'.
-    """
+    """The axes that cross slices, cross hosts, and the rest: 'r across 2 slices; d across hosts; t inside a host'."""
     by_reach: dict[str, list[str]] = {}
     for dimension, axis in enumerate(AXES):
         if placed.shape[dimension] > 1:

@@ -14,9 +14,7 @@ DIRECTORY = 'program'
 
 
 def record_program(run: Run, step: CompiledStep, report: Report) -> None:
-    """Writes `program/`, if `log.graph` or a trace asks for it. A failure is a warning:
-    the run does not depend on it.
-    """
+    """Writes `program/`, if `log.graph` or a trace asks for it. A failure is a warning: the run goes on."""
     directory = local_directory(run.run_dir) / DIRECTORY
     if not is_recorded(run):
         return

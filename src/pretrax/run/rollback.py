@@ -1,6 +1,4 @@
-"""Rollbacks: after many skipped steps in a row, a run returns to its last good checkpoint,
-and at last fails with a report.
-"""
+"""Rollbacks: after many skipped steps, a run returns to its last good checkpoint, and at last fails with a report."""
 
 import jax
 import jax.numpy as jnp

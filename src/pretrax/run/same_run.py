@@ -32,9 +32,7 @@ _MOST = 5  # differences that a message shows
 
 
 def check_same_run(config: RunConfig) -> None:
-    """Compares configuration, plugins, versions, code and compiler flags.
-    Raises UserError in all processes if they differ.
-    """
+    """Raises UserError in all processes if configuration, plugins, versions, code or compiler flags differ."""
     # Only a process that has joined others asks for their number: the question starts JAX's backend.
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return

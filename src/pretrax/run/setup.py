@@ -146,9 +146,7 @@ class Run:
         return self.place(lambda rows: held_out(index, rows, self.rows))
 
     def place(self, host: Callable[[slice], HostBatch], teaching: 'Teaching | None' = None) -> Batch:
-        """A batch on the devices, with the fields that `teaching` adds.
-        Each process asks `host` only for the rows of its devices.
-        """
+        """A batch on the devices, with fields of `teaching`. `host` is asked only for this process's rows."""
         fetched: dict[tuple[int, int], dict[str, np.ndarray]] = {}
         order = self.recipe.model.column_order
         fields = {**dict.fromkeys(HostBatch._fields, ()), **(teaching.fields if teaching else {})}

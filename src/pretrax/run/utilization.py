@@ -29,9 +29,7 @@ class Utilization(NamedTuple):
     is_measured: bool = False
 
     def __call__(self, tokens_per_second: float) -> dict[str, float]:
-        """`mfu` and `mfu_full`. A value that is not known, or over 1, is left out:
-        no device is faster than its peak.
-        """
+        """`mfu` and `mfu_full`. A value that is unknown or over 1 is left out: no device is faster than its peak."""
         if self.per_token is None or self.peak is None:
             return {}
         counts = {'mfu': self.per_token.causal, 'mfu_full': self.per_token.full}
@@ -58,9 +56,7 @@ class Utilization(NamedTuple):
 
 
 def training_flops(model: Model, sequence_length: int) -> Flops | None:
-    """Training FLOPs per token, with those of a teacher;
-    None if the model has neither an architecture nor FLOPs of its own.
-    """
+    """Training FLOPs per token, with a teacher's; None if the model has no architecture or FLOPs of its own."""
     arch, own = model.arch, model.flops_per_token
     if arch is None:
         return None if own is None else Flops(own, own)

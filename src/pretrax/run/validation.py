@@ -15,9 +15,7 @@ from pretrax.train.validation import make_evaluate
 
 
 class Evaluation:
-    """The loss on `eval.batches` batches of held-out text:
-    for each part of a mixture, and their weighted mean; and tasks.
-    """
+    """Tasks, and the loss on `eval.batches` batches of held-out text: per part of a mixture, and the weighted mean."""
 
     def __init__(self, run: Run, report: Report = print):
         section = run.eval
@@ -30,9 +28,7 @@ class Evaluation:
 
     @classmethod
     def create(cls, run: Run, report: Report) -> 'Evaluation | None':
-        """The evaluation of a run; None if there is nothing to evaluate.
-        Raises UserError for a task that does not exist.
-        """
+        """The evaluation of a run, if there is anything to evaluate. Raises UserError for an unknown task."""
         section = run.eval
         if section.every and not run.source.validation_parts:
             report('eval: the data has no held-out part, so there is no validation loss')
@@ -108,9 +104,7 @@ class Evaluation:
         self._without_targets |= parts
 
     def _loss(self, weights: Weights, part: str, batches: int) -> float | None:
-        """The mean loss over the held-out targets of a part,
-        summed on the host in double precision; None: there are none.
-        """
+        """The mean loss over a part's held-out targets, summed on the host in double precision; None: no targets."""
         sums: dict[str, tuple[float, float]] = {}
         for index in range(batches):
             terms = jax.device_get(self._terms(weights, self._run.validation(index, part)))

@@ -112,9 +112,7 @@ def check_variables() -> None:
 
 
 def seen_variables(variables: Variables = os.environ) -> list[tuple[str, str]]:
-    """Lines of the start-up report, (topic, text):
-    a warning for each variable that changes a run, and what else is set.
-    """
+    """Lines of the start-up report, (topic, text): a warning per variable that changes a run, and what is set."""
     lines = [('WARNING', text) for text in warnings_of(variables)]
     rows = {name: next((row for row in TABLE if row.has(name)), None) for name in sorted(variables)}
     for verb, is_ignored in (('used', False), ('ignored', True)):
@@ -125,9 +123,7 @@ def seen_variables(variables: Variables = os.environ) -> list[tuple[str, str]]:
 
 
 def warnings_of(variables: Variables) -> list[str]:
-    """What a run should be warned of: variables that change its numbers or its end,
-    and variables of JAX that JAX ignores.
-    """
+    """Warnings for a run: variables that change its numbers or its end, and variables of JAX that JAX ignores."""
     settings = jax.config.values
     known = {name.upper() for name in settings if name.startswith('jax_')} | _MORE
     found = [
@@ -171,9 +167,7 @@ def check_other_launchers(count: int = 1, variables: Variables = os.environ) -> 
 
 
 def _check_gpus(variables: Variables) -> None:
-    """Raises UserError if CUDA_VISIBLE_DEVICES names a GPU that is not there.
-    CUDA would hide it and all that follow.
-    """
+    """Raises UserError if CUDA_VISIBLE_DEVICES names an absent GPU: CUDA would hide it and all that follow."""
     text, count = variables.get('CUDA_VISIBLE_DEVICES', '').strip(), len(gpu_files())
     if not count or text in ('', '-1'):
         return
@@ -208,9 +202,7 @@ def _problem_of_flags(flags: str) -> str:
 
 
 def _said_by_child(flags: str) -> str:
-    """What XLA says when a child of this process reads these flags, at most 100 kB;
-    it ends a process for a wrong one.
-    """
+    """What XLA says when a child of this process reads these flags, at most 100 kB; a wrong one ends a process."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # the child calls nothing that waits for a thread of this process

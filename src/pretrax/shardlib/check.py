@@ -49,8 +49,7 @@ def scope() -> Iterator[None]:
 
 @contextlib.contextmanager
 def independent(axes: str) -> Iterator[None]:
-    """Marks code in which devices along `axes` work on different things, such as pipeline stages:
-    `with independent('p'):`.
+    """Marks code in which devices along `axes` differ in work, such as pipeline stages: `with independent('p'):`.
 
     Inside, a type describes the arrays at one index along `axes` and names only the other axes; values may differ along
     `axes`. Results are checked against the types outside. Opens a scope, since sizes too are those of one index.
@@ -69,9 +68,7 @@ def independent(axes: str) -> Iterator[None]:
 
 
 def bind_scope[F: Callable](function: F) -> F:
-    """Binds a function to the current `independent` context.
-    A `custom_vjp` rule is traced later, after that context has ended.
-    """
+    """Binds a function to the current `independent` context: a `custom_vjp` rule is traced after it has ended."""
     axes = ' '.join(sorted(_independent.get()))
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -114,9 +114,7 @@ def pmax(axes: str, x: Any) -> Any:
 
 
 def ppermute(axis: str, x: Any, *, shift: int = 1, to: Sequence[int] | None = None) -> Any:
-    """Sends a value `shift` devices ahead around the ring of a mesh axis,
-    or from device i to device `to[i]`. Takes a pytree.
-    """
+    """Sends a pytree `shift` devices ahead around the ring of a mesh axis, or from device i to device `to[i]`."""
     (name,) = _axis_names(axis)
     size = jax.lax.axis_size(name)
     to = [(i + shift) % size for i in range(size)] if to is None else [int(place) for place in to]
@@ -266,8 +264,7 @@ def defer_reduction(axes: str, x: Any) -> Any:
 
 
 def reduce_gradient_here(x: Any, *, wires: Mapping[str, Any] | None = None) -> Any:
-    """Returns its argument, and reduces its gradient at this point of the backward pass, over the axes that replicate
-    it.
+    """Returns its argument, and reduces its gradient here in the backward pass, over the axes that replicate it.
 
     Without it, JAX reduces at each use: of a gathered weight the whole gradient, instead of the slice of this device.
     Does nothing along the axes of a `defer_reduction`. Takes a pytree.
@@ -373,9 +370,7 @@ def _exchange(x: Any, position: int, axes: tuple[str, ...]) -> Any:
 
 
 def _moves_between(before: Dims, after: Dims) -> tuple[Moves, Moves]:
-    """The axes that each dimension has at its end only before, and those that it has only after; none if other things
-    differ.
-    """
+    """The axes that each dimension has at its end only before, and only after; none if other things differ."""
     lost, gained = Moves(), Moves()
     if [dim.name for dim in before] != [dim.name for dim in after]:
         return lost, gained

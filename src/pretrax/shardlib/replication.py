@@ -156,9 +156,7 @@ def _axes(params: dict[str, Any]) -> frozenset[str]:
 
 
 def _scan(equation: Any, operands: list[Varies], final: bool) -> list[Varies]:
-    """Operands are constants, carries and slices; results are carries and slices.
-    Inside, a slice has one dimension fewer.
-    """
+    """Operands are constants, carries and slices; results carries and slices. Inside, slices lose a dimension."""
     program = getattr(equation.params['jaxpr'], 'jaxpr', equation.params['jaxpr'])
     differ_in_rank = lambda a, b: len(a.aval.shape) != len(b.aval.shape)  # noqa: E731
     n_slices = sum(map(differ_in_rank, equation.invars, program.invars))

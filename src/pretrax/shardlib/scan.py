@@ -83,9 +83,7 @@ def match_carry[X](bodies: Sequence[Body[X]], init: X, stacked: Any) -> X:
 
 
 def _was_computed(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Whether a value is the result of a computation, not merely another value moved or rounded,
-    which is cheap to repeat.
-    """
+    """Whether a value is computed, and not only moved or rounded, which is cheap to repeat."""
     return primitive.name not in _MOVES
 
 

@@ -31,9 +31,7 @@ class Dim:
 
 
 def parse_dims(spec: str) -> tuple[Dim, ...]:
-    """'batch/r/d d_model' -> (Dim('batch', ('r', 'd')), Dim('d_model')).
-    Raises ShardingError if the string is malformed.
-    """
+    """'batch/r/d d_model' -> (Dim('batch', ('r', 'd')), Dim('d_model')). Raises ShardingError if malformed."""
     if not isinstance(spec, str):
         raise ShardingError(f'{spec!r} is not a type', fix="write one string, as in 'batch/d d_model'")
     dims = []
@@ -234,9 +232,7 @@ def field_types(cls: Any) -> dict[str, Any]:
 
 
 def with_leading(array: ArrayType, leading: tuple[Dim, ...]) -> ArrayType:
-    """The type of such arrays stacked along leading dimensions.
-    Raises ShardingError if an axis then shards two dimensions.
-    """
+    """The type of arrays stacked along leading dimensions. Raises ShardingError if an axis then shards two."""
     return ArrayType(array.dtype_name, parse_dims(' '.join(map(str, leading + array.dims)))) if leading else array
 
 

@@ -19,8 +19,7 @@ _URL = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/(/?)')
 
 
 def locate(text: str, directory: AnyPath | None = None) -> AnyPath:
-    """The BucketPath of gs://BUCKET/KEY and s3://BUCKET/KEY; the path of file:///PATH and of any other text, without
-    `..`.
+    """The BucketPath of gs://BUCKET/KEY and s3://BUCKET/KEY; else the path of file:///PATH or a text, without `..`.
 
     In file:///PATH, %20 is a space.
 

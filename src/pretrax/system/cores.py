@@ -9,9 +9,7 @@ _ROOT = pathlib.Path('/')
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: `taskset`, or the CPU quota of a container,
-    may give it fewer than the machine has.
-    """
+    """Cores that this process may use: `taskset` or a container's CPU quota may leave fewer than there are."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     return max(min(cores, int(cgroup_cores(_ROOT) or cores)), 1)
 
@@ -74,9 +72,7 @@ def cgroup_memory(root: pathlib.Path) -> tuple[int, int] | None:
 
 
 def _cgroups(root: pathlib.Path, controller: str) -> Iterator[pathlib.Path]:
-    """The directories of the cgroup of this process and of those above it,
-    as far as they are visible in a container.
-    """
+    """The directories of this process's cgroup and of those above it, as far as a container shows them."""
     mount = root / 'sys/fs/cgroup'
     for line in _text(root / 'proc/self/cgroup').splitlines() or ['0::/']:
         _, names, path = line.split(':', 2)

@@ -10,9 +10,7 @@ DEEPEST = 100  # objects and lists inside one another
 
 
 def parse_json(content: str | bytes) -> Any:
-    """The value in a text. Raises ValueError if it is not JSON, is larger than `LARGEST`,
-    or is deeper than `DEEPEST`.
-    """
+    """The value in a text. Raises ValueError if it is not JSON, larger than `LARGEST`, or deeper than `DEEPEST`."""
     if len(content) > LARGEST:
         raise ValueError(f'larger than {LARGEST >> 20} MiB')
     try:

@@ -1,6 +1,4 @@
-"""The machines on which the processes of a run should be, from the environment:
-known before any of them has answered.
-"""
+"""The machines of a run's processes, from the environment: known before any of them has answered."""
 
 import os
 import re

@@ -25,17 +25,13 @@ def has_ended(other: dict[str, str]) -> bool:
 
 
 def is_here(other: dict[str, str]) -> bool:
-    """Whether a process runs where this one can see it,
-    so that a signal to its id reaches that process and no other.
-    """
+    """Whether a process runs where this one can see it, so that a signal to its id reaches no other process."""
     place = _place()
     return bool(place['boot']) and all(other.get(key) == value for key, value in place.items()) and not has_ended(other)
 
 
 def _place() -> dict[str, str]:
-    """The system since it was started, and the processes that can be seen
-    in this container; '' if that is not Linux.
-    """
+    """The boot of the system, and the processes that this container can see; '' if the system is not Linux."""
     try:
         boot = Path('/proc/sys/kernel/random/boot_id').read_text().strip()
         return {'boot': boot, 'container': os.readlink('/proc/self/ns/pid')}

@@ -144,8 +144,7 @@ class Rendezvous:
         return {index: line.address for index, line in self._lines.items()}
 
     def wait_for_port(self) -> None:
-        """Waits until another program of process 0 listens at the port: JAX itself would wait a second between
-        attempts.
+        """Waits until another program of process 0 listens at the port: JAX would wait a second between attempts.
 
         Raises:
             AbsentError: none does.

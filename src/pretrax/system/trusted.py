@@ -11,8 +11,7 @@ from pretrax.errors import UserError
 
 
 def why_untrusted(path: pathlib.Path) -> str:
-    """Why another user may have written, or may replace, a file or a directory that pretrax runs; '' if no other user
-    can.
+    """Why another user may have written, or may replace, a file or directory that pretrax runs; '' if none can.
 
     It, the directory that has it and the directory of a link to it have to belong to the user or to root, and nobody
     else may write to them. In a directory such as /tmp, others cannot replace it. Raises OSError.

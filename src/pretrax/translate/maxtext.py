@@ -141,9 +141,7 @@ def _routing(t: Translation) -> None:
 
 
 def _sizes(t: Translation, stem: str) -> None:
-    """The sizes of a model without a name. MaxText's `global_parameter_scale` multiplies heads,
-    widths and layers in turn.
-    """
+    """The sizes of a model without a name. `global_parameter_scale` multiplies heads, widths and layers in turn."""
     block = t.text('decoder_block')
     if block not in _BLOCKS:
         if stem in PRESETS:
@@ -194,9 +192,7 @@ def _sizes(t: Translation, stem: str) -> None:
 
 
 def _gemma(t: Translation, block: str) -> None:
-    """MaxText's embedding of a Gemma contains the factor sqrt(d_model), so it divides logits;
-    here embeddings are multiplied.
-    """
+    """MaxText's Gemma embedding contains sqrt(d_model), so it divides logits; here embeddings are multiplied."""
     if t.flag('normalize_embedding_logits'):
         t.not_needed('the family multiplies embeddings instead', *t.matching('normalize_embedding_logits'))
     else:

@@ -41,9 +41,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def translate(t: Translation, stem: str, devices: int | None) -> None:
-    """Fills in a translation. `devices`: how many the micro-batch per rank is meant for;
-    None: those of its mesh, or 1.
-    """
+    """Fills in a translation. `devices`: that the micro-batch per rank is meant for; None: its mesh's, or 1."""
     components = [Component(t, key.removesuffix(f'.{MARK}')) for key in t.given if key.endswith(f'.{MARK}')]
     decoders = [c for c in components if c.kind == 'model' and c.has('n_layer') and c.has('n_embd')]
     if len(decoders) != 1:

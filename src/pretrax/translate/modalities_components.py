@@ -163,9 +163,7 @@ def _norms(c: Component) -> None:
 
 
 def mesh(t: Translation, components: Sequence[Component]) -> dict[str, int | str]:
-    """Sets the mesh and the dtypes of the wrapper of the model.
-    Returns the axes, those that are not given as 1 or auto.
-    """
+    """Sets the mesh and the dtypes of the model's wrapper. Returns the axes; those not given are 1 or auto."""
     axes: dict[str, int | str] = {'r': 1, 'd': 'auto', 'c': 1, 't': 1, 'p': 1}
     for c in components:
         if c.kind == 'device_mesh':

@@ -1,6 +1,4 @@
-"""nanoGPT's configurations: Python files of assignments, over the defaults in its train.py.
-github.com/karpathy/nanoGPT
-"""
+"""nanoGPT's configurations: Python assignments, over the defaults in its train.py. github.com/karpathy/nanoGPT"""
 
 import math
 from pathlib import Path
@@ -24,9 +22,7 @@ _COMPUTE = {'bfloat16': 'bf16', 'float16': 'fp16', 'float32': 'f32'}
 
 
 def translate(t: Translation, stem: str, devices: int | None) -> None:
-    """Fills in a translation. `stem` is the name of the file without its ending;
-    the batch does not depend on devices.
-    """
+    """Fills in a translation. `stem`: the file's name without its ending. The batch does not depend on devices."""
     label = t.given.get('wandb_run_name')
     if isinstance(label, str) and label:
         t.set('name', run_name(label), 'wandb_run_name')

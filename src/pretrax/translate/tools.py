@@ -68,8 +68,7 @@ TOOLS = {
 
 
 def translate(tool: str, path: Path, devices: int | None = None) -> Translation:
-    """Translates a file of `tool`, one of TOOLS. Every key of the file is translated, dropped with a reason, or
-    refused.
+    """Translates a file of `tool`, one of TOOLS. Each of its keys is translated, dropped with a reason, or refused.
 
     Args:
         tool: a key of TOOLS.

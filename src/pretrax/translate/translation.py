@@ -102,9 +102,7 @@ class Translation:
         return self
 
     def changed(self, reason: str, *keys: str) -> Self:
-        """Records that these keys are translated, but with a slightly different meaning.
-        This replaces an earlier record.
-        """
+        """Records that keys are translated with a slightly different meaning. Replaces an earlier record."""
         return self._decide(Fate.CHANGED, reason, keys)
 
     def no_equivalent(self, instead: str, *keys: str) -> Self:

@@ -35,9 +35,7 @@ _SHOWN_KEYS = 4  # of those that share a reason, in the terminal
 
 
 def yaml_text(translation: Translation) -> str:
-    """The configuration, with the origin of each value,
-    and with every other key of the input in comments at the end.
-    """
+    """The configuration with the origin of each value; every other key of the input is in comments at the end."""
     values = nested(translation.values)
     lines = list(_lines({name: values[name] for name in _SECTIONS if name in values}, '', 0, translation.values))
     assert values.keys() <= set(_SECTIONS)

@@ -85,8 +85,7 @@ class Origin:
 
 
 def open_origin(place: str, mtp_layers: int = 0, key: str = 'init_from') -> Origin:
-    """Opens hf:DIR_OR_ID, with at most `mtp_layers` modules of multi-token prediction, or a run or checkpoint. Reads no
-    weight.
+    """Opens hf:DIR_OR_ID, with up to `mtp_layers` modules of multi-token prediction, or a run. Reads no weight.
 
     Raises UserError if there is no checkpoint, or its model is unknown.
     """

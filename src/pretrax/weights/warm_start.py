@@ -38,8 +38,7 @@ SIZED_BY_VOCABULARY = ('embed', 'unembed', 'unembed_bias')
 
 
 def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
-    """The state that a run starts from, on its devices: weights of a checkpoint, and its optimizer and step if
-    configured.
+    """The state that a run starts from, on its devices: a checkpoint's weights; optimizer and step if configured.
 
     Raises UserError if there is no checkpoint, its model or its sizes differ, its tokenizer is not that of the data, or
     numbers of a Hugging Face checkpoint are not finite.
@@ -318,8 +317,7 @@ class _FittedPieces:
             yield at, self._filled(piece, self.shapes[path]) if path in SIZED_BY_VOCABULARY else piece
 
     def _filled(self, table: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """A table with rows for new tokens, which are the mean of the old rows, so that none is likelier than an old
-        one.
+        """A table with rows for new tokens: the mean of the old rows, so that none is likelier than an old one.
 
         Rows that pad the vocabulary are 0. Hewitt 2021, nlp.stanford.edu/~johnhew/vocab-expansion.html.
         """

@@ -1,5 +1,4 @@
-"""The places where the blocks of a stream start, kept in a file, so that a run that resumes need not read from the
-start.
+"""The places where the blocks of a stream start, in a file, so that a run that resumes need not read from the start.
 
 The file only saves time: without it, or with an older one, the stream is read from an earlier place, and gives the same
 tokens.

@@ -28,9 +28,7 @@ class Heads(NamedTuple):
 
 
 class LatentOptions(Section):
-    """Latent attention: keys and values, and queries,
-    are projected through narrow latents (multi-head latent attention).
-    """
+    """Multi-head latent attention: keys and values, and queries, are projected through narrow latents."""
 
     kv_rank: Choice[NonNegativeInt] = option(
         0, description='width of the latent of keys and values (default 0: ordinary attention)'

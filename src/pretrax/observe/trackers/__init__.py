@@ -1,5 +1,4 @@
-"""Trackers that receive the metrics: TensorBoard, Weights & Biases, MLflow and Trackio, each with one configuration
-key.
+"""Trackers that receive the metrics: TensorBoard, Weights & Biases, MLflow and Trackio, each with a configuration key.
 
 Their packages are extras, imported when a tracker starts. A resumed run continues the same W&B, MLflow or Trackio run,
 whose id is in the run's directory.

@@ -64,8 +64,7 @@ def known_noise(a: Sequence[float], b: Sequence[float], noise: float, confidence
 
 
 def series_mean(values: np.ndarray, confidence: float) -> Interval | None:
-    """The confidence interval of the mean of numbers that follow each other and depend on each other. None: fewer than
-    8.
+    """The confidence interval of the mean of numbers that follow and depend on each other. None: fewer than 8.
 
     Geyer's initial positive sequence: sums of neighboring autocovariances, up to the first that is not positive. The
     degrees of freedom are those of as many independent numbers as give the same error.

@@ -198,8 +198,7 @@ def _main_program(events: Sequence[Event], program: Program | None) -> str:
 
 
 def _edges(events: Sequence[Event], main: str) -> list[tuple[float, float]] | None:
-    """Start and end of each step on a device: a step ends where the next one starts, and the last with its last
-    operation.
+    """Start and end of each step on a device: a step ends where the next starts, the last with its last operation.
 
     Each execution of the program is a step. Traces of GPUs do not say which execution an operation belongs to. There, a
     step begins with an operation that runs once per step.
