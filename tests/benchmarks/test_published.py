@@ -1,0 +1,149 @@
+"""benchmarks/published.yaml is consistent with itself, and a third of it is held out.
+
+The checks of the table use sizes, batches and peaks only: their formulas are written here again.
+"""
+
+import hashlib
+
+import pytest
+import yaml
+
+from benchmark_scripts import benchmark_script
+from pretrax.cost.devices import known
+from pretrax.cost.topology import parse_topology
+from pretrax.errors import UserError
+from pretrax.model.families import PRESETS
+from published import ABOUT, PUBLISHED
+
+benchmark = benchmark_script('published')
+ROWS = benchmark.read_rows()
+COMPLETE = [row for row in ROWS if row.incomplete is None]
+NOT_YET = {'GB200', 'GB300', 'B300'}  # in the table, but not in devices.yaml
+# Latent attention, windows or multi-token prediction: the formula of `flops` is too simple.
+SPECIAL = {'deepseek-v3', 'gpt-oss-120b', 'gemma3-12b', 'gemma4-31b'}
+
+
+def name_of(row):
+    return f'{row.source}: {row.id}'
+
+
+def layer_params(sizes, active=None):
+    """Matrices of all layers. `active`: of the experts that a token uses."""
+    d_head = sizes.get('d_head', sizes['width'] // sizes['heads'])
+    attention = 2 * sizes['width'] * d_head * (sizes['heads'] + sizes['kv_heads'])
+    matrices = 2 if sizes.get('family') == 'gpt2' else 3
+    experts = sizes.get('experts', 0)
+    feed_forward = matrices * sizes['width'] * sizes['hidden'] * ((active or experts) if experts else 1)
+    return sizes['layers'] * (attention + feed_forward + experts * sizes['width'])
+
+
+def flops(row):
+    """FLOPs per token, as the source counts them."""
+    sizes, (params, attention) = row.sizes, row.counts.split()
+    table = sizes['vocabulary'] * sizes['width']
+    weights = layer_params(sizes, sizes.get('active'))
+    if params == 'matmul':
+        weights += table
+    elif params == 'all':
+        positions = row.length * sizes['width'] if sizes.get('family') == 'gpt2' else 0
+        weights += table * (1 if sizes.get('tied') else 2) + positions
+    d_head = sizes.get('d_head', sizes['width'] // sizes['heads'])
+    times = {'full': 12, 'causal': 6, 'none': 0}[attention]
+    return 6 * weights + times * sizes['layers'] * sizes['heads'] * d_head * row.length
+
+
+def tokens_of(row):
+    """Published tokens per second and chip, of whichever number there is; None: only utilization is published."""
+    if row.tokens:
+        return row.tokens
+    if row.samples:
+        return row.samples * row.length / row.chips
+    return row.batch * row.length / row.step / row.chips if row.step else None
+
+
+def peak_tflops(row):
+    device = next(device for device in known() if device.name == row.chip)
+    return device.bf16 / 1e12 * row.devices / row.chips
+
+
+def test_every_row_names_its_source_and_is_complete_or_says_why_not():
+    table = yaml.safe_load(benchmark.TABLE.read_text())
+    assert all(source['where'] and source['date'] for source in table['sources'].values())
+    assert len({(row.source, row.id) for row in ROWS}) == len(ROWS) > 150
+    names = {device.name for device in known()}
+    for row in ROWS:
+        assert row.chip in names | NOT_YET, name_of(row)
+        assert row.step or row.tokens or row.samples or row.mfu or row.tflops, name_of(row)
+        known_sizes = row.batch and row.length and row.sizes.get('vocabulary')
+        assert known_sizes or row.incomplete, name_of(row)
+        assert row.precision in (*benchmark.MATMULS, 'nvfp4'), name_of(row)
+
+
+@pytest.mark.parametrize('row', [row for row in COMPLETE if row.topology], ids=name_of)
+def test_the_hardware_of_a_row_has_its_chips(row):
+    assert parse_topology(row.topology, row.nodes).n_devices == row.devices
+    try:
+        mesh = row.mesh
+    except UserError:
+        assert row.ep > 1  # experts over the devices of tensor parallelism
+        return
+    shards = mesh['r'] * mesh['d'] * mesh['e']
+    assert row.batch % shards == 0
+    assert row.micro is None or row.batch // shards >= row.micro
+
+
+def test_the_sizes_of_a_model_make_the_parameters_of_its_name():
+    models = yaml.safe_load(benchmark.TABLE.read_text())['models']
+    counted = 0
+    for name, sizes in models.items():
+        if 'preset' in sizes or 'vocabulary' not in sizes:
+            continue
+        positions = 2048 * sizes['width'] if sizes['family'] == 'gpt2' else 0
+        tables = sizes['vocabulary'] * sizes['width'] * (1 if sizes.get('tied') else 2)
+        assert layer_params(sizes) + tables + positions == pytest.approx(sizes['parameters'], rel=0.03), name
+        counted += 1
+    assert counted > 15
+
+
+def test_a_preset_has_the_sizes_and_the_parameters_of_the_table():
+    presets = yaml.safe_load(PRESETS.read_text())
+    for name, sizes in yaml.safe_load(benchmark.TABLE.read_text())['models'].items():
+        if 'preset' not in sizes:
+            continue
+        preset = presets[sizes['preset']]
+        found = {
+            'layers': preset['n_layers'], 'width': preset['d_model'], 'heads': preset['attention']['n_heads'],
+            'kv_heads': preset['attention'].get('n_kv_heads', preset['attention']['n_heads']),
+            'hidden': preset['feed_forward']['d_ff'], 'vocabulary': preset['vocab_size'],
+        }  # fmt: skip
+        assert found == {key: sizes[key] for key in found}, name
+        if 'parameters' in sizes:
+            preset_count = PUBLISHED.get(sizes['preset']) or ABOUT[sizes['preset']][0]
+            assert preset_count == pytest.approx(sizes['parameters'], rel=0.03), name
+
+
+@pytest.mark.parametrize('row', [row for row in COMPLETE if row.step and row.tokens], ids=name_of)
+def test_two_published_speeds_agree(row):
+    assert row.step * row.tokens * row.chips == pytest.approx(row.batch * row.length, rel=0.01)
+
+
+@pytest.mark.parametrize('row', [row for row in ROWS if row.mfu and row.tflops], ids=name_of)
+def test_utilization_is_that_of_the_peak(row):
+    assert row.tflops / peak_tflops(row) == pytest.approx(row.mfu / 100, rel=0.015)
+
+
+@pytest.mark.parametrize(
+    'row',
+    [row for row in COMPLETE if row.counts and row.model not in SPECIAL and tokens_of(row) and (row.mfu or row.tflops)],
+    ids=name_of,
+)
+def test_published_flops_are_those_of_the_published_speed(row):
+    published = row.tflops or row.mfu / 100 * peak_tflops(row)
+    assert tokens_of(row) * flops(row) / 1e12 == pytest.approx(published, rel=0.03)
+
+
+def test_a_third_is_held_out_by_the_hash_of_source_and_id():
+    assert 0.25 < sum(row.is_held_out for row in ROWS) / len(ROWS) < 0.42
+    for row in ROWS:
+        digest = hashlib.sha256(f'{row.source}|{row.id}'.encode()).digest()
+        assert row.is_held_out == (int.from_bytes(digest, 'big') % 3 == 0)
