@@ -179,3 +179,29 @@ class FixedLength(nnx.Module):
 
     def __call__(self, tokens):
         return self.unembed(self.embed(tokens) + self.positions[...])
+
+
+class Layers(nnx.Module):
+    """Layers like those of GPT-2 with modules of Flax of several kinds, and two parameters of its own."""
+
+    def __init__(self, vocab_size, *, rngs):
+        self.embed = nnx.Embed(vocab_size, WIDTH, rngs=rngs)
+        self.positions = nnx.Param(jnp.zeros((64, WIDTH)))
+        self.attention = nnx.List([nnx.MultiHeadAttention(2, WIDTH, decode=False, rngs=rngs) for _ in range(2)])
+        self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)
+        self.experts = nnx.Einsum('blm,emf->blef', (3, WIDTH, 8), rngs=rngs)
+        self.mix = nnx.Einsum('blef,efg->bleg', (3, 8, 8), rngs=rngs)
+        self.merge = nnx.LinearGeneral((3, 8), WIDTH, axis=(-2, -1), rngs=rngs)
+        self.own = nnx.Param(jnp.eye(WIDTH))
+        self.depthwise = nnx.Conv(WIDTH, WIDTH, (3,), padding='CAUSAL', feature_group_count=WIDTH, rngs=rngs)
+        self.conv = nnx.Conv(WIDTH, WIDTH, (3,), padding='CAUSAL', rngs=rngs)
+        self.stacked = nnx.vmap(lambda rngs: nnx.Linear(WIDTH, WIDTH, rngs=rngs))(rngs.split(3))
+        self.unembed = nnx.Linear(WIDTH, vocab_size, rngs=rngs)
+
+    def __call__(self, tokens):
+        x = self.embed(tokens) + self.positions[: tokens.shape[1]]
+        for attention in self.attention:
+            x = x + attention(self.norm(x), mask=nnx.make_causal_mask(tokens))
+        x = x + self.merge(self.mix(nnx.relu(self.experts(x)))) @ self.own[...]
+        x = self.conv(self.depthwise(x)) + jnp.einsum('blm,smn->bln', x, self.stacked.kernel[...])
+        return self.unembed(x)

@@ -147,9 +147,14 @@ def description(kind: str, name: str) -> str:
 
 
 def build(kind: str, section: Section, *supplied: Any) -> Any:
-    """Calls the component of a section, with the `supplied` positional arguments and its options."""
+    """Calls the component of a section, with the `supplied` positional arguments and its options.
+
+    An optimizer is supplied with `Model.matrix_dimensions` if it has a parameter `matrices`.
+    """
     entry = _components[kind][section.name]
     factory = imported(entry.factory) if isinstance(entry.factory, str) else entry.factory
+    if kind == 'optimizer' and 'matrices' not in inspect.signature(factory).parameters:
+        supplied = ()
     if entry.options is not None:
         return factory(*supplied, options=section.options)
     return factory(*supplied, **{name: getattr(section.options, name) for name in type(section.options).model_fields})

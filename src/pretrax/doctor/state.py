@@ -50,7 +50,8 @@ def state_bytes(config: RunConfig) -> tuple[int, str]:
         platform='cpu',
         mesh=dict(mesh.shape),
     )
-    model, optimizer = build('model', config.model, request), build('optimizer', config.optimizer)
+    model = build('model', config.model, request)
+    optimizer = build('optimizer', config.optimizer, model.matrix_dimensions)
     with jax.set_mesh(mesh):
         weights = jax.eval_shape(model.init, jax.random.key(0))
         state = weights, jax.eval_shape(optimizer.init, weights)

@@ -19,6 +19,8 @@ from pretrax.model.loss import Batch, LossTerms
 from pretrax.model.plan import ExecutionPlan
 from pretrax.shardlib import f32, i32, make_shardings, num
 
+type MatrixAxes = tuple[tuple[int, ...], tuple[int, ...]]  # of the inputs of a matrix, and of its outputs
+
 
 class Model:
     """A model whose code runs per device, inside `typed_shard_map`, with its collectives written out."""
@@ -120,6 +122,19 @@ class Model:
         """The weights after a step, with what no gradient moves; `tables` are those of `loss`, summed over the step."""
         del tables
         return weights
+
+    def matrix_dimensions(self, weights: Any, tables: bool = False) -> Any:
+        """The input and output dimensions of each matrix, a `MatrixAxes`, for optimizers such as Muon and SOAP.
+
+        The remaining dimensions count matrices. None for other weights, which get Adam's update: the default of all,
+        since neither the name nor the rank of a weight says what the model does with it.
+
+        Args:
+            weights: or a gradient; any of them may be absent.
+            tables: whether embeddings and the projection to the vocabulary are matrices too.
+        """
+        del tables
+        return jax.tree.map(lambda _: None, weights)
 
     def logits(self, weights: Any, tokens: i32['B/r/d/e L/c']) -> num['B/r/d/e L/c V/t']:
         """The logits of whole sequences, one document per row. Runs per device. A model with them can generate text.

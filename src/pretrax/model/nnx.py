@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from pretrax.errors import UserError
 from pretrax.model.axes import ROWS, along
-from pretrax.model.base import AutomaticModel
+from pretrax.model.base import AutomaticModel, MatrixAxes
 from pretrax.model.loss import Batch, LossTerms, nonzero
 from pretrax.model.nnx_options import NnxOptions
 from pretrax.model.nnx_target import NnxTarget
@@ -89,6 +89,15 @@ class NnxModel(AutomaticModel):
         mesh = current_mesh()
         del like
         return jax.tree.map(lambda spec: NamedSharding(mesh, spec), self._specs())
+
+    def matrix_dimensions(self, weights: PyTree, tables: bool = False) -> PyTree:
+        """Looks up what `nnx_matrices` knows of the parameters."""
+
+        def dims(path: tuple, _: Any) -> MatrixAxes | None:
+            one = self.target.matrices.get(jax.tree_util.keystr(path, simple=True, separator='.'))
+            return None if one is None or (one.is_table and not tables) else one.dims
+
+        return jax.tree_util.tree_map_with_path(dims, weights)
 
     def _specs(self) -> PyTree:
         return jax.tree.map(lambda leaf: leaf.spec, self.params, is_leaf=lambda x: isinstance(x, _Annotated))

@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from pretrax.errors import UserError, install_extra
 from pretrax.model.axes import ROWS, along
+from pretrax.model.nnx_matrices import find_matrices
 from pretrax.model.nnx_options import NnxOptions
 from pretrax.model.request import ModelRequest
 from pretrax.shardlib import i32, key, num
@@ -33,6 +34,8 @@ class NnxTarget:
     Attributes:
         module_class: the class.
         draws: whether a call in training draws random numbers.
+        variables: the `nnx.Param`s by their paths, abstract.
+        matrices: the parameters that hold matrices, by dotted name.
         constants: names and types of variables that are neither trained nor random.
 
     Raises:
@@ -48,9 +51,12 @@ class NnxTarget:
         self._arguments = _arguments(self.module_class, options, supplied)
         self.columns: int = self._arguments.get('vocab_size', request.vocab_size)
         self._call_takes = set(inspect.signature(self.module_class.__call__).parameters)
-        self.variables = self._build_abstract()
+        built = self._build_abstract()
+        self.variables = dict(self.nnx.to_flat_state(self.nnx.state(built, self.nnx.Param)))
         if not self.variables:
             raise UserError(f'model.target: {self.name} has no nnx.Param, so nothing in it trains')
+        shapes = {path: one.get_value().shape for path, one in self.variables.items()}
+        self.matrices = find_matrices(self.nnx, built, shapes, self.columns)
         self.draws, self.constants = self._check_call(request)
 
     @property
@@ -109,15 +115,14 @@ class NnxTarget:
         given |= {name: value is is_training for name, value in FLAGS.items()}
         return module(tokens, **{name: x for name, x in given.items() if name in self._call_takes})
 
-    def _build_abstract(self) -> dict[tuple, Any]:
-        """The `nnx.Param`s by their paths, with shapes for values; nothing is computed."""
+    def _build_abstract(self) -> Any:
+        """The module with shapes for values; nothing is computed."""
         nnx = self.nnx
         try:
             with nnx.use_eager_sharding(False):
-                state = nnx.state(nnx.eval_shape(lambda: self._build(jax.random.key(0))), nnx.Param)
+                return nnx.eval_shape(lambda: self._build(jax.random.key(0)))
         except Exception as error:
             raise UserError(f'model.target: {self.name} cannot be built\n{self._in_words(error)}') from error
-        return dict(nnx.to_flat_state(state))
 
     def _check_call(self, request: ModelRequest) -> tuple[bool, list[str]]:
         """Traces the call in training and in evaluation; nothing is computed."""

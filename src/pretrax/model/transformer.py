@@ -30,7 +30,7 @@ from pretrax.model.pipeline import gradient_1f1b, stages
 from pretrax.model.plan import choose_plan
 from pretrax.model.request import ModelRequest
 from pretrax.model.routing import Routed, adjust, counted, load, routing_denominators, routing_metrics, routing_terms
-from pretrax.model.weights import Ends, Layer, Weights, abstract_weights, init_weights
+from pretrax.model.weights import Ends, Layer, Weights, abstract_weights, init_weights, matrix_dimensions
 from pretrax.shardlib import drop_axes, f32, i32, key, num, save, u32
 
 
@@ -41,6 +41,7 @@ class Transformer(Model):
     arch: Architecture
     layer_block = staticmethod(block)  # of a user in a variant, as the next two
     token_terms, token_counts = staticmethod(loss_terms), staticmethod(denominators)
+    matrix_dimensions = staticmethod(matrix_dimensions)
 
     def __init__(self, request: ModelRequest, *, options: TransformerOptions):
         sizes = request.vocab_size, request.longest

@@ -56,6 +56,9 @@ def variant(kind: str, function: Callable[..., Any]) -> type[Model]:
         def adjust(self, weights: Weights, tables: dict[str, Any]) -> Weights:
             return self.decoder.adjust(weights, tables)
 
+        def matrix_dimensions(self, weights: Weights, tables: bool = False) -> Any:
+            return self.decoder.matrix_dimensions(weights, tables)
+
     return functools.update_wrapper(Variant, function, updated=())  # pyright: ignore[reportReturnType]
 
 

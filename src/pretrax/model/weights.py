@@ -223,20 +223,11 @@ def round_matrices(layer: Layer, dtype: DTypeLike) -> Layer:
     return Layer.from_named({name: w.astype(dtype) if name in MATRICES else w for name, w in layer.named().items()})
 
 
-type MatrixAxes = tuple[tuple[int, ...], tuple[int, ...]]  # of the inputs of a matrix, and of its outputs
-
 TABLES = {'embed': (0, 1), 'positions': (0, 1), 'unembed': (0, 1)}
 
 
 def matrix_dimensions(weights: Any, tables: bool = False) -> Any:
-    """The input and output dimensions of each matrix, as tuples, for optimizers such as Muon; None for other weights.
-
-    In a model other than this decoder, every two-dimensional weight is a matrix.
-
-    Args:
-        weights: or a gradient.
-        tables: whether the tables of the vocabulary and of positions are matrices too.
-    """
+    """`Model.matrix_dimensions` of the decoder. In a tree without a model, every two-dimensional array is a matrix."""
     if not isinstance(weights, Weights):
         return jax.tree.map(lambda w: MuonDimensionNumbers((0,), (1,)) if w.ndim == 2 else None, weights)
     known = MATRICES | (TABLES if tables else {})

@@ -50,6 +50,7 @@ from pretrax.storage.working_directory import working_directory
 from pretrax.system.target import Hardware
 from pretrax.train.groups import Group
 from pretrax.train.host_memory import check_host_memory, has_host_memory
+from pretrax.train.optimizer import describe_matrices
 from pretrax.train.skipping import LossScale
 from pretrax.train.state import abstract_state
 from pretrax.train.step import Recipe, TrainState
@@ -252,6 +253,7 @@ def prepare(
         'compute': f'{compute} ({dtype_reason}); weights, optimizer, norms and loss f32',
         'offload': _offload(config.memory.offload),
         **_choices(run, smaller),
+        'matrices': describe_matrices(config.optimizer.name, run.recipe, run.like.weights),
     }
     return dataclasses.replace(run, startup=[StartupLine(*fact) for fact in facts.items() if fact[1]], smaller=smaller)
 
@@ -479,7 +481,7 @@ def _build_recipe(config: RunConfig, model: Any, accumulation: int) -> Recipe:
     schedule = _build_schedule(config.schedule, config.steps)
     return Recipe(
         model=model,
-        optimizer=build_component('optimizer', config.optimizer),
+        optimizer=build_component('optimizer', config.optimizer, model.matrix_dimensions),
         rate=lambda step: config.optimizer.learning_rate * schedule(step),
         weight_decay=config.optimizer.weight_decay,
         no_decay=config.optimizer.no_decay,

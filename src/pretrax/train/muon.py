@@ -3,7 +3,7 @@
 Momenta are sharded like their weights; `owners.py` brings each matrix to one device, which orthogonalizes it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonState
 
-from pretrax.model.weights import matrix_dimensions
 from pretrax.train.owners import layout_of, on_owners
 
 Polynomials = Literal['jordan', 'polar_express']
+Matrices = Callable[..., Any]  # `Model.matrix_dimensions`
 
 _JORDAN = (3.4445, -4.7750, 2.0315)
 # Amsel et al. 2025, arXiv:2505.16932, algorithm 1 for singular values between 0.001 and 1. The last one is for all
@@ -41,13 +41,20 @@ def coefficients(polynomials: Polynomials, iterations: int) -> list[tuple[float,
 
 
 def scale_by_muon(
-    momentum: float, iterations: int, rms: float, eps: float, polynomials: Polynomials = 'jordan', dtype: Any = None
+    matrices: Matrices,
+    *,
+    momentum: float,
+    iterations: int,
+    rms: float,
+    eps: float,
+    polynomials: Polynomials,
+    dtype: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Muon's direction for a tree in which every leaf holds matrices.
 
     As in Optax, the bias of the momentum is corrected before the matrix is orthogonalized. The root mean square of an
-    update is about `rms` (arXiv:2502.16982, section 2.2). Matrices are exchanged and multiplied in `dtype` (default:
-    that of the gradient).
+    update is about `rms` (arXiv:2502.16982, section 2.2). Matrices are exchanged and multiplied in `dtype`; None: that
+    of the gradient.
     """
 
     def init(params: Any) -> MuonState:
@@ -66,7 +73,7 @@ def scale_by_muon(
         )
         known = dict(jax.tree_util.tree_leaves_with_path(shardings))
         leaves, tree = jax.tree_util.tree_flatten_with_path(ahead)
-        dims = tree.flatten_up_to(matrix_dimensions(ahead))
+        dims = tree.flatten_up_to(matrices(ahead))
         layouts = [layout_of(w, one, known.get(path)) for (path, w), one in zip(leaves, dims, strict=True)]
 
         def work(x: jax.Array) -> jax.Array:
@@ -103,20 +110,18 @@ class NeuronState(NamedTuple):
     v: Any
 
 
-def scale_by_neurons(b2: float, rms: float, eps: float) -> optax.GradientTransformation:
+def scale_by_neurons(matrices: Matrices, b2: float, rms: float, eps: float) -> optax.GradientTransformation:
     """NorMuon: each output of a matrix gets an update of about the same size. Li et al. 2025, arXiv:2510.05491.
 
     The root mean square of the update of a matrix is `rms`.
     """
 
     def init(params: Any) -> NeuronState:
-        return NeuronState(
-            jax.tree.map(lambda w, dims: jnp.zeros_like(_mean(w, dims[0])), params, matrix_dimensions(params))
-        )
+        return NeuronState(jax.tree.map(lambda w, dims: jnp.zeros_like(_mean(w, dims[0])), params, matrices(params)))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, NeuronState]:
         del params
-        dims = matrix_dimensions(updates)
+        dims = matrices(updates)
         v = jax.tree.map(lambda v, o, each: b2 * v + (1 - b2) * _mean(jnp.square(o), each[0]), state.v, updates, dims)
 
         def normalized(o: jax.Array, v: jax.Array, each: Any) -> jax.Array:

@@ -1,5 +1,7 @@
 """Optimizers by name, from Optax. Each returns a direction; rate, decay and clipping are lines of `step.py`."""
 
+import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import jax
@@ -7,10 +9,13 @@ import jax.numpy as jnp
 import optax
 from pydantic import Field
 
+from pretrax.errors import UserError
 from pretrax.model.weights import matrix_dimensions
 from pretrax.train.average import ScheduleFree
-from pretrax.train.muon import Polynomials, scale_by_muon, scale_by_neurons
+from pretrax.train.groups import settings_of, without_frozen
+from pretrax.train.muon import Matrices, Polynomials, scale_by_muon, scale_by_neurons
 from pretrax.train.soap import scale_by_soap
+from pretrax.train.step import Recipe
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -59,6 +64,7 @@ def sgd(
 
 
 def muon(
+    matrices: Matrices = matrix_dimensions,
     *,
     momentum: Annotated[Fraction, Field(description='decay of the momentum of matrices')] = 0.95,
     iterations: Annotated[Count, Field(description='Newton-Schulz iterations')] = 5,
@@ -85,21 +91,31 @@ def muon(
     `neuron_b2`: NorMuon, Li et al. 2025, arXiv:2510.05491.
     """
     dtype = jnp.bfloat16 if precision == 'bf16' else None
-    by_neuron = [] if neuron_b2 is None else [scale_by_neurons(neuron_b2, rms, eps)]
+    by_neuron = [] if neuron_b2 is None else [scale_by_neurons(matrices, neuron_b2, rms, eps)]
     rules: dict[Any, optax.GradientTransformation] = {
-        'muon': optax.chain(scale_by_muon(momentum, iterations, rms, eps, polynomials, dtype), *by_neuron),
+        'muon': optax.chain(
+            scale_by_muon(
+                matrices,
+                momentum=momentum,
+                iterations=iterations,
+                rms=rms,
+                eps=eps,
+                polynomials=polynomials,
+                dtype=dtype,
+            ),
+            *by_neuron,
+        ),
         'adam': optax.chain(optax.scale_by_adam(b1, b2, eps, nesterov=True)),
     }
-    return optax.chain(optax.partition(rules, _rule_of_each))
 
+    def rule_of_each(weights: Any) -> Any:
+        return jax.tree.map(lambda _, dims: 'adam' if dims is None else 'muon', weights, matrices(weights))
 
-def _rule_of_each(weights: Any) -> Any:
-    """'muon' for matrices, 'adam' for other weights."""
-    is_matrix = matrix_dimensions(weights)
-    return jax.tree.map(lambda _, dims: 'adam' if dims is None else 'muon', weights, is_matrix)
+    return optax.chain(optax.partition(rules, rule_of_each))
 
 
 def soap(
+    matrices: Matrices = matrix_dimensions,
     *,
     b1: B1 = 0.95,
     b2: Annotated[Fraction, Field(description='decay of the second moment and of the preconditioners')] = 0.95,
@@ -112,7 +128,7 @@ def soap(
     Every `precondition_frequency` steps the eigenvectors are improved. A dimension wider than `max_precond_dim`, such
     as a vocabulary, has no preconditioner.
     """
-    return scale_by_soap(b1, b2, eps, precondition_frequency, max_precond_dim)
+    return scale_by_soap(matrices, b1, b2, eps, precondition_frequency, max_precond_dim)
 
 
 def schedule_free(
@@ -126,3 +142,43 @@ def schedule_free(
     """
     moments = optax.scale_by_rms(decay=b2, eps=eps, eps_in_sqrt=False, bias_correction=True)
     return ScheduleFree(moments, b1)
+
+
+# Whether the optimizers that work on matrices count tables as such
+_WITH_TABLES = {'muon': False, 'soap': True}
+_SHOWN = 8  # names of weights in a line of the start-up report
+
+
+def describe_matrices(name: str, recipe: Recipe, weights: Any) -> str:
+    """A line of the start-up report: how many weights are updated as matrices, and which are not.
+
+    '' for an optimizer that treats all weights alike. Frozen weights are left out.
+
+    Raises:
+        UserError: the model has no matrix.
+    """
+    if name not in _WITH_TABLES:
+        return ''
+    kept = without_frozen(weights, settings_of(recipe, weights))
+    named = jax.tree_util.tree_leaves_with_path(kept)
+    dims = jax.tree.structure(kept).flatten_up_to(recipe.model.matrix_dimensions(kept, tables=_WITH_TABLES[name]))
+    matrices = [w for (_, w), one in zip(named, dims, strict=True) if one is not None]
+    if not matrices:
+        model = type(recipe.model).__name__
+        raise UserError(
+            f'optimizer.name = {name}: no weight that trains is a matrix, by matrix_dimensions of {model}\n'
+            f'define {model}.matrix_dimensions (docs/architecture.md), or use optimizer.name=adamw'
+        )
+    verb = 'orthogonalizes' if name == 'muon' else 'rotates'
+    others = [(path, w) for (path, w), one in zip(named, dims, strict=True) if one is None]
+    layers = [re.sub(r'\b\d+\b', '*', jax.tree_util.keystr(path, simple=True, separator='.')) for path, _ in others]
+    names = list(dict.fromkeys(layers))
+    more = f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''
+    return (
+        f'{name} {verb} {_count(matrices)}; AdamW updates {_count([w for _, w in others])}'
+        f'{": " if names else ""}{", ".join(names[:_SHOWN])}{more}'
+    )
+
+
+def _count(weights: Sequence[Any]) -> str:
+    return f'{len(weights)} weights with {sum(w.size for w in weights):,} parameters'

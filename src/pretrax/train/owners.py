@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from pretrax.model.weights import MatrixAxes
+from pretrax.model.base import MatrixAxes
 from pretrax.shardlib import all_gather, all_to_all, axis_index, axis_size, num, scope, typed_shard_map
 from pretrax.shardlib.types import current_mesh
 

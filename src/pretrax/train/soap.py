@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pretrax.model.weights import MatrixAxes, matrix_dimensions
+from pretrax.model.base import MatrixAxes
+from pretrax.train.muon import Matrices
 
 
 class SoapState(NamedTuple):
@@ -42,7 +43,7 @@ class _Weight(NamedTuple):
 
 
 def scale_by_soap(
-    b1: float, b2: float, eps: float, precondition_frequency: int, max_precond_dim: int
+    matrices: Matrices, b1: float, b2: float, eps: float, precondition_frequency: int, max_precond_dim: int
 ) -> optax.GradientTransformation:
     """SOAP's direction. As in the authors' code, the first gradient only gives the first eigenvectors: its direction is
     zero.
@@ -55,7 +56,9 @@ def scale_by_soap(
 
     def init(params: Any) -> Any:
         leaves, tree = jax.tree.flatten(params)
-        parts = [_first(w, dims, max_precond_dim) for w, dims in zip(leaves, _dimensions(params), strict=True)]
+        parts = [
+            _first(w, dims, max_precond_dim) for w, dims in zip(leaves, _dimensions(matrices, params), strict=True)
+        ]
         return SoapState(jnp.zeros((), jnp.int32), *(tree.unflatten(field) for field in zip(*parts, strict=True)))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -64,7 +67,7 @@ def scale_by_soap(
         before = [_Weight(*fields) for fields in zip(*map(tree.flatten_up_to, state[1:]), strict=True)]
         found = [
             _next(g, one, dims, state.gradients)
-            for g, one, dims in zip(leaves, before, _dimensions(updates), strict=True)
+            for g, one, dims in zip(leaves, before, _dimensions(matrices, updates), strict=True)
         ]
         directions, parts = zip(*found, strict=True)
         fields = (tree.unflatten(field) for field in zip(*parts, strict=True))
@@ -91,9 +94,9 @@ def scale_by_soap(
     return optax.GradientTransformation(init, update)
 
 
-def _dimensions(weights: Any) -> list[MatrixAxes | None]:
+def _dimensions(matrices: Matrices, weights: Any) -> list[MatrixAxes | None]:
     """The dimensions of each leaf that is a matrix, or a stack of matrices."""
-    return jax.tree.structure(weights).flatten_up_to(matrix_dimensions(weights, tables=True))
+    return jax.tree.structure(weights).flatten_up_to(matrices(weights, tables=True))
 
 
 def _first(w: jax.Array, dims: MatrixAxes | None, max_precond_dim: int) -> _Weight:
