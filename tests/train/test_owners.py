@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,10 @@ from pretrax.train.groups import DEFAULT_NO_DECAY
 from pretrax.train.owners import layout_of, on_owners
 from pretrax.train.state import abstract_state
 from pretrax.train.step import Recipe
+from pretrax.train.update_cost import update_cost
 from small import LATENT, LLAMA, MIXTURE, mesh_of, random_weights, transformer
 
+SECTION = SimpleNamespace(name='muon', options=SimpleNamespace(iterations=5, precision='f32'))
 MESHES = {
     'd': (LLAMA, {'d': 8}),
     'd t, three layers': (LLAMA | {'n_layers': 3}, {'d': 4, 't': 2}),
@@ -101,6 +104,8 @@ def test_an_update_of_muon_sends_each_matrix_there_and_back_and_nothing_else(nam
         if idle:
             expected['all-gather', tuple(idle)] += slices
     assert sent == expected
+    cost = update_cost(recipe._replace(section=SECTION), state)
+    assert Counter({(one.kind, one.axes): one.bytes for one in cost.exchanges}) == expected
 
 
 def stacks(weights, shardings, mesh):

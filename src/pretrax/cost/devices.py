@@ -32,8 +32,13 @@ class Device:
     source: str  # the document with these numbers, or how they were measured
 
     def peak(self, compute: str) -> float:
-        """FLOP/s for matrix products in a compute dtype: 'bf16' or 'fp16', which are equally fast, or 'f32'."""
-        return {'bf16': self.bf16, 'fp16': self.bf16, 'f32': self.f32}[compute]
+        """FLOP/s for matrix products in a compute dtype: 'bf16' or 'fp16', which are equally fast, or 'f32'.
+
+        'highest': f32 products with `jax.lax.Precision.HIGHEST`. TPUs make six bf16 passes. GPUs do not use TF32: the
+        other units of A100 and H100 have about an eighth of its rate (the same datasheets).
+        """
+        full = self.bf16 / 6 if self.name.startswith('TPU') else self.f32 / 8
+        return {'bf16': self.bf16, 'fp16': self.bf16, 'f32': self.f32, 'highest': full}[compute]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -190,20 +190,21 @@ class MeshNetwork:
         self.sizes = {axis: mesh.get(axis, 1) for axis in OUTSIDE_IN}
         self.network = _mesh_network(topology, tuple(self.sizes.values()))
 
-    def seconds(self, kind: str, axis: str, n_bytes: float, rings: int | None = None) -> float:
-        """Seconds of a collective over an axis.
+    def seconds(self, kind: str, axes: Sequence[str], n_bytes: float, rings: int | None = None) -> float:
+        """Seconds of a collective over some axes.
 
         Args:
-            kind: one of `hlo.KINDS`. A 'collective-permute' sends to the next device along the axis.
-            axis: axis of the mesh.
+            kind: one of `hlo.KINDS`. A 'collective-permute' sends to the next device along the axes.
+            axes: of the mesh, such as 'd' or 'dt'.
             n_bytes: as in `Network.transfer`.
             rings: as in `Network.transfer`.
         """
-        n = self.sizes[axis]
+        n = math.prod(self.sizes[axis] for axis in axes)
         if n == 1:
             return 0.0
         devices = np.arange(math.prod(self.sizes.values())).reshape(*self.sizes.values())
-        lines = np.moveaxis(devices, OUTSIDE_IN.index(axis), -1).reshape(-1, n)
+        places = [OUTSIDE_IN.index(axis) for axis in axes]
+        lines = np.moveaxis(devices, places, range(-len(places), 0)).reshape(-1, n)
         if kind == 'collective-permute':
             group = np.stack([lines, np.roll(lines, -1, axis=1)], axis=-1).reshape(-1)
         else:

@@ -232,7 +232,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     if step.teacher is not None:
         phases['teacher'] = {'activations': activations, 'gradients': earlier, 'teacher': teacher.layer}
     phase = max(phases, key=lambda name: sum(phases[name].values()))
-    parts = {'weights': 4 * shard, 'moments': 4 * step.moments * shard, 'copies': copies}
+    parts = {'weights': 4 * shard, 'moments': step.update.state, 'copies': copies}
     parts |= dict.fromkeys(('head', 'layer', 'teacher'), 0.0) | phases[phase]
     parts['teacher'] += teacher.weights
     return Memory(**{name: math.ceil(n) for name, n in parts.items()}, phase=phase)

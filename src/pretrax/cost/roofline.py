@@ -12,7 +12,9 @@ Per device and step, with T tokens and P parameters of the layers that multiply 
                  in two kernels; forward again unless its result is kept
     memory       norms, residuals, activation, rotation: 10 M + 3 F + 2 (H + 2 K) D values per token and layer, three
                  times (forward, backward twice); the logits four times, five in chunks; the table of the embedding 16
-                 bytes and the optimizer 56 bytes per parameter, with the norms that are logged
+                 bytes per parameter
+    optimizer    memory traffic of weights, gradients and state; of whole matrices the slower of products and traffic,
+                 and their exchanges, which nothing hides: `train/update_cost.py`
     over d       weights in the compute dtype, gathered twice per pass (the backward pass needs them again), three times
                  in stages that are recomputed; tables once. Their gradients in f32, scattered once
     over t       activations: a layer gathers two and scatters two in the forward pass, the same in the backward pass,
@@ -127,7 +129,7 @@ def predict(
         attention,
         elementwise,
         _head(sizes),
-        _optimizer(sizes),
+        *_optimizer(sizes),
         _over_d(sizes, products.seconds + attention.seconds + elementwise.seconds),
         _over_t(sizes, products.seconds + attention.seconds),
         _tokens_over_e(sizes),
@@ -284,9 +286,16 @@ def _head(sizes: _Sizes) -> Phase:
     return _work('head and loss', product + logits, 'products' if product > logits else 'memory')
 
 
-def _optimizer(sizes: _Sizes) -> Phase:
-    weights = (sizes.in_tables + sizes.in_layers) / sizes.d
-    return _work('optimizer', sizes.traffic(56 * weights), 'memory')
+def _optimizer(sizes: _Sizes) -> Iterator[Phase]:
+    """The update of single values, the work on whole matrices, and the exchanges with the owners of these."""
+    update = sizes.step.update
+    yield _work('optimizer', sizes.traffic(update.traffic), 'memory')
+    products = update.flops / (sizes.device.peak(update.precision) * sizes.reach.products)
+    traffic = sizes.traffic(update.matrices)
+    yield _work('matrices of the optimizer', max(products, traffic), 'products' if products > traffic else 'memory')
+    for one in update.exchanges:
+        axes = ' '.join(one.axes)
+        yield _work(f'matrices over {axes}', sizes.network.seconds(one.kind, one.axes, one.bytes), one.axes[0])
 
 
 def _work(name: str, seconds: float, bound: str) -> Phase:

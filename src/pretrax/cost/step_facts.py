@@ -11,6 +11,36 @@ ComputeDtype = Literal['bf16', 'fp16', 'f32']  # of matrix products; the two of 
 
 
 @dataclasses.dataclass(frozen=True)
+class Exchange:
+    """Collectives over some mesh axes: `hlo.parse.Collective.bytes` of all of them."""
+
+    kind: str  # one of `hlo.parse.KINDS`
+    axes: tuple[str, ...]
+    bytes: float
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateCost:
+    """The cost of an optimizer's update per device and step: see `train/update_cost.py`.
+
+    Attributes:
+        state: bytes of the optimizer's state, and of a moving average of the weights.
+        traffic: bytes that it reads and writes, without the work on whole matrices.
+        flops: FLOPs of the products of whole matrices.
+        precision: of these products: 'f32', 'bf16' or 'highest'.
+        matrices: bytes that the work on whole matrices reads and writes.
+        exchanges: between slices and whole matrices.
+    """
+
+    state: float = 0.0
+    traffic: float = 0.0
+    flops: float = 0.0
+    precision: str = 'f32'
+    matrices: float = 0.0
+    exchanges: tuple[Exchange, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class StepFacts:
     """How a training step runs on a mesh.
 
@@ -21,8 +51,7 @@ class StepFacts:
             batch).
         platform: 'tpu', 'cuda' or 'cpu'.
         compute: dtype of matrix products.
-        moments: values of optimizer state per parameter, in f32: AdamW and Schedule-Free 2, Lion and momentum 1,
-            Adafactor about 0, SOAP 2 and the preconditioners; with a moving average of the weights 1 more.
+        update: what the optimizer's update costs.
         saved: names of values to 'keep' for the backward pass, which recomputes the others; None: all are kept.
         unrolled: the program contains every layer, instead of a loop over them.
         passes: forward and backward passes per step whose gradients are summed.
@@ -42,7 +71,7 @@ class StepFacts:
     tokens: int
     platform: str = 'tpu'
     compute: ComputeDtype = 'bf16'
-    moments: float = 2.0
+    update: UpdateCost = UpdateCost()
     saved: Mapping[str, Any] | None = None
     unrolled: bool = False
     passes: int = 1

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType
+from jax.sharding import AbstractMesh, AxisType
 
 from pretrax.amounts import size
-from pretrax.config import RunConfig, build, from_values, resolve_mesh, written_values
+from pretrax.config import RunConfig, from_values, resolve_mesh, written_values
 from pretrax.config.batch import (
     common_sequences,
     micro_batch_size,
@@ -23,7 +23,7 @@ from pretrax.config.batch import (
 from pretrax.cost.exposed import exposed_by_default
 from pretrax.cost.memory import Memory, expected_memory
 from pretrax.cost.roofline import Prediction, predict
-from pretrax.cost.step_facts import StepFacts
+from pretrax.cost.step_facts import StepFacts, UpdateCost
 from pretrax.cost.topology import Topology
 from pretrax.errors import Report, UserError
 from pretrax.hlo.compiler_options import CompilerOption, Situation, by_reason, choose_options
@@ -32,7 +32,9 @@ from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
 from pretrax.model.plan import choose_saved
 from pretrax.model.request import ModelRequest
 from pretrax.plan.step import compile_ahead
-from pretrax.run.setup import build_model, open_source
+from pretrax.run.setup import build_model, build_recipe, open_source
+from pretrax.train.state import abstract_state, state_shardings
+from pretrax.train.update_cost import update_cost
 from pretrax.view.tables import terminal_width, text_table
 
 BEST = 3  # candidates that are compiled to verify a plan
@@ -111,9 +113,9 @@ class Planner:
             raise UserError(f'model.name={config.model.name} has no architecture, which a plan needs')
         one = jax.make_mesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:1])
         with jax.set_mesh(one):
-            weights = jax.eval_shape(whole.init, jax.random.key(0))
-        self.arch, self.n_stored_params = whole.arch, _size(weights)
-        self._moments = _moments(config, weights)
+            self._state = abstract_state(build_recipe(config, whole, 1))
+        self.arch, self.n_stored_params = whole.arch, sum(w.size for w in jax.tree.leaves(self._state.weights))
+        self._updates: dict[tuple[int, ...], UpdateCost] = {}
 
     def as_configured(self) -> Candidate:
         """The configuration itself.
@@ -172,7 +174,7 @@ class Planner:
             tokens=self.size.tokens // passes,
             platform=self.hardware.platform,
             compute='f32' if self.config.precision.compute == 'f32' else 'bf16',
-            moments=self._moments,
+            update=self.update_cost(mesh),
             saved=saved,
             unrolled=model.plan.unrolled,
             passes=1 if schedule else passes,
@@ -193,6 +195,20 @@ class Planner:
         shares = exposed_by_default(topology.device) if by_default else None
         prediction = predict(self.arch, self.n_stored_params, self.size.sequence_length, step, topology, shares)
         return Candidate(mesh, micro, save, memory, prediction)
+
+    def update_cost(self, mesh: dict[str, int]) -> UpdateCost:
+        """The cost of the update on a mesh."""
+        key = tuple(mesh.values())
+        if key not in self._updates:
+            recipe = build_recipe(self.config, self._model(mesh), 1)
+            sizes = AbstractMesh(key, tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh))
+            with jax.sharding.use_abstract_mesh(sizes):
+                shardings = state_shardings(recipe, self._state)
+            like = jax.tree.map(
+                lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), self._state, shardings
+            )
+            self._updates[key] = update_cost(recipe, like)
+        return self._updates[key]
 
     def _schedule(
         self, mesh: dict[str, int], micro_batches: int, saved: Any, loss_chunks: int
@@ -272,17 +288,6 @@ def make_plan(config: RunConfig, hardware: Topology, say: Report) -> Plan:
         tried=len(every),
         n_params=planner.n_stored_params - planner.arch.n_padding_params,
     )
-
-
-def _moments(config: RunConfig, weights: Any) -> float:
-    """Values of optimizer state, and of a moving average, per parameter, if no weight is frozen."""
-    state = jax.eval_shape(build('optimizer', config.optimizer).init, weights)
-    average = config.optimizer.ema_decay is not None
-    return _size(state) / _size(weights) + average
-
-
-def _size(tree: Any) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def _meshes(hardware: Topology, arch: Any, rows: int) -> Iterator[dict[str, int]]:

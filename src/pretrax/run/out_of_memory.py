@@ -60,14 +60,18 @@ def _candidates(run: Run) -> Iterator[tuple[str, str, StepFacts]]:
         yield f'model.loss_chunks={CHUNKS}', 'logits of one part of each sequence', replace(now, loss_chunks=CHUNKS)
     if mesh['r'] > 1:
         wider = mesh | {'r': 1, 'd': mesh['d'] * mesh['r']}
-        yield f'mesh.r=1 mesh.d={wider["d"]}', 'weights are sharded over more devices', replace(now, mesh=wider)
+        less = replace(now, mesh=wider, update=replace(now.update, state=now.update.state / mesh['r']))
+        yield f'mesh.r=1 mesh.d={wider["d"]}', 'weights are sharded over more devices', less
     if mesh['d'] % 2 == 0:
         split = mesh | {'d': mesh['d'] // 2, 't': mesh['t'] * 2}
         yield f'mesh.d={split["d"]} mesh.t={split["t"]}', 'layers are sharded as well', replace(now, mesh=split)
     average = run.recipe.ema_decay is not None
+    weights = sum(map(bytes_per_device, jax.tree.leaves(run.like.weights)))
     if average:
-        yield 'optimizer.ema_decay=null', 'no average of the weights', replace(now, moments=now.moments - 1)
-    yield 'optimizer.name=lion', 'one moment, not two', replace(now, moments=1.0 + average)
+        without = replace(now.update, state=now.update.state - weights)
+        yield 'optimizer.ema_decay=null', 'no average of the weights', replace(now, update=without)
+    one = replace(now.update, state=weights * (1 + average))
+    yield 'optimizer.name=lion', 'one moment, not two', replace(now, update=one)
 
 
 def named_bytes(run: Run) -> dict[str, tuple[int, int]]:

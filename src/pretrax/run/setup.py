@@ -54,6 +54,7 @@ from pretrax.train.optimizer import describe_matrices
 from pretrax.train.skipping import LossScale
 from pretrax.train.state import abstract_state
 from pretrax.train.step import Recipe, TrainState
+from pretrax.train.update_cost import update_cost
 
 if TYPE_CHECKING:
     from pretrax.distill.teaching import Teaching
@@ -220,7 +221,7 @@ def prepare(
 
     def prepare_size(size: BatchSize) -> Run:
         model = _checked_model(config, size, source, mesh.shape, hardware, dtype)
-        recipe = _build_recipe(config, model, 1 if mesh.shape['p'] > 1 else _passes(size, mesh.shape))
+        recipe = build_recipe(config, model, 1 if mesh.shape['p'] > 1 else _passes(size, mesh.shape))
         with jax.set_mesh(mesh), components['optimizer'].running('init'):
             check_init(config.model.name, model)
             like = abstract_state(recipe)
@@ -477,7 +478,8 @@ def _build_schedule(section: Any, steps: int) -> Callable[[Any], Any]:
     return schedule
 
 
-def _build_recipe(config: RunConfig, model: Any, accumulation: int) -> Recipe:
+def build_recipe(config: RunConfig, model: Any, accumulation: int) -> Recipe:
+    """The parts of a step of `accumulation` passes that a configuration chooses."""
     schedule = _build_schedule(config.schedule, config.steps)
     return Recipe(
         model=model,
@@ -494,6 +496,7 @@ def _build_recipe(config: RunConfig, model: Any, accumulation: int) -> Recipe:
         cautious_decay=config.optimizer.cautious_decay,
         ema_decay=config.optimizer.ema_decay,
         loss_scale=_loss_scale(config.precision),
+        section=config.optimizer,
         spike=config.faults.spike,
     )
 
@@ -553,7 +556,7 @@ def step_facts(run: Run) -> StepFacts:
         tokens=run.size.tokens // (accumulation * micro_batches),
         platform=run.mesh.devices.flat[0].platform,
         compute=run.compute,
-        moments=sum(leaf.size for leaf in jax.tree.leaves((run.like.optimizer, run.like.ema))) / run.n_stored_params,
+        update=update_cost(run.recipe, run.like),
         saved=plan.saved,
         unrolled=plan.unrolled,
         passes=accumulation,

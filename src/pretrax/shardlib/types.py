@@ -335,16 +335,21 @@ def is_fully_sharded(annotation: Any, axes: tuple[str, ...] | None = None) -> bo
 
 
 def current_mesh() -> Any:
-    """The mesh set by `jax.set_mesh` (abstract while a function is traced). Raises ShardingError if there is none."""
+    """The mesh set by `jax.set_mesh`, abstract while a function is traced; or the one of `use_abstract_mesh`.
+
+    Raises:
+        ShardingError: no mesh is set.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         raise ShardingError(
             'no mesh is set', fix="call jax.set_mesh(jax.make_mesh((4, 2), ('d', 't'))) or use it as a context"
         )
     try:
-        return jax.sharding.get_mesh()
+        concrete = jax.sharding.get_mesh()
     except ValueError:  # inside jit JAX provides only the abstract mesh
         return mesh
+    return mesh if concrete.empty else concrete
 
 
 def check_axes_exist(array: ArrayType, mesh: Any, what: str) -> None:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pretrax.model.base import weight_shardings
+from pretrax.shardlib.types import current_mesh
 from pretrax.train.average import first_average
 from pretrax.train.groups import settings_of, without_frozen
 from pretrax.train.host_memory import in_host, on_device
@@ -44,7 +45,7 @@ def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
     over d and t along the rows and columns, if these divide them. Means over some dimensions are sharded along the
     others.
     """
-    mesh = jax.sharding.get_mesh()
+    mesh = current_mesh()
     replicated = NamedSharding(mesh, PartitionSpec())
     weights = weight_shardings(recipe.model, like.weights)
     flat, shardings = jax.tree_util.tree_leaves_with_path(like.weights), jax.tree.leaves(weights)

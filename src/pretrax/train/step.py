@@ -61,6 +61,7 @@ class Recipe(NamedTuple):
     cautious_decay: bool = False  # weights decay only where the step shrinks them too
     ema_decay: float | None = None  # of the moving average of the weights; None: there is none
     loss_scale: LossScale | None = None  # of fp16; None: the loss is not scaled
+    section: Any = None  # `name` and `options` of the optimizer, for its cost
     spike: float | None = None  # a loss this many standard deviations above the usual loss is skipped
 
 
@@ -177,8 +178,7 @@ def make_gradients(model: Model, accumulation: int, settings: Any = None) -> Gra
             total, (sums, tables) = sum_micro_batches(gradient, deferred, micros, survey)
         sums, tables = jax.tree.map(lambda x: psum(TOKENS, x), (sums, tables))
         terms = {name: (total, counts[name]) for name, total in sums.items()}
-        wires = model.plan.wires
-        return jax.tree.map(lambda g, w: reduce_replicas(g, w, wires) / scale, total, weights), terms, tables
+        return jax.tree.map(lambda g, w: reduce_replicas(g, w, model.plan.wires) / scale, total, weights), terms, tables
 
     return lambda w, batch, *key, **known: gradients(w, model.with_seeds(batch, *key), *key, **known)
 
