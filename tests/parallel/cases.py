@@ -110,13 +110,18 @@ MODELS = {
     | {'n_layers': 4, 'pipeline_schedule': '1f1b', 'pipeline_rounds': 2},
     # Two layers: with more, rounding changes a token's experts within the steps on any mesh (as c=2 alone does with 8).
     'stages, experts, 1f1b': MIXTURE | EIGHT | {'n_layers': 2, 'pipeline_schedule': '1f1b'},
+    'dense, muon': DENSE | {'context': 'ring', 'n_layers': 3},  # layers that no axis divides
+    'experts, muon': MIXTURE | {'context': 'ring'},
+    'stages, 1f1b, muon': DENSE | EIGHT | {'n_layers': 4, 'pipeline_schedule': '1f1b'},
 }
+OPTIMIZERS = {'muon': optimizer.muon()}  # by the last part of a name; AdamW for the others
 AXES_OF = {
     'dense': 'rdctp', 'dense, all_to_all': 'ctp', 'dense, 2 parts': 'rdct', 'experts': 'rdectp',
     'experts, capacity': 'de',
     'experts, mixed': 'rdect', 'experts, biases': 'ect', 'latent attention': 'rdect', 'parallel block': 'rdctp',
     'states': 'rdt',
     'dropout': 'rdctp', 'global heads': 'rdctp', 'chunked attention': 'rdect',
+    'dense, muon': 'rdct', 'experts, muon': 'rdectp',
 }  # fmt: skip
 
 
@@ -129,7 +134,13 @@ def meshes(name):
         others = 'rdect' if 'experts' in name else 'rdct'
         sizes = {'stages, 1f1b': (1, 2), 'stages, experts, 1f1b': (1,)}.get(name, ())
         pairs = [c for n in sizes for c in itertools.combinations(others, n)]
-        stages = (2,) if 'experts' in name or 'dropout' in name else (2, 4) if '2 rounds' in name else (2, 4, 8)
+        stages = (
+            (2,)
+            if 'experts' in name or 'dropout' in name or 'muon' in name
+            else (2, 4)
+            if '2 rounds' in name
+            else (2, 4, 8)
+        )
         return [
             *({'p': n} for n in stages),
             *({axis: 2, 'p': 4} for axis in others if 4 in stages),
@@ -181,9 +192,10 @@ def decoder(options, mesh):
 
 
 def trained(name, mesh):
-    """Steps of AdamW on a mesh: one compiled program tells everything."""
+    """Steps of an optimizer on a mesh: one compiled program tells everything."""
     model = decoder(MODELS[name], mesh)
-    recipe = Recipe(model, optimizer.adamw(**ADAM), lambda step: RATE, 0.1, DEFAULT_NO_DECAY, 0.5, 1)
+    update = OPTIMIZERS.get(name.rsplit(', ', 1)[-1], optimizer.adamw(**ADAM))
+    recipe = Recipe(model, update, lambda step: RATE, 0.1, DEFAULT_NO_DECAY, 0.5, 1)
     with jax.set_mesh(mesh_of(**mesh)):
         state = fresh_state(recipe, random_weights(model))
         batches = [ordered(model, random_batch(ROWS, seed=i)) for i in range(FEWER_STEPS.get(name, STEPS))]
@@ -193,8 +205,9 @@ def trained(name, mesh):
             state, metrics = step(state, batch)
             told.append(jax.device_get(metrics))
             if len(told) == 1:
-                scale = told[0]['grad_norm'] / told[0]['clipped_grad_norm'] / (1 - ADAM['b1'])
-                gradient = {key: m * scale for key, m in named(state.optimizer.mu).items()}
+                # The first momentum is the clipped gradient times a constant.
+                scale = told[0]['grad_norm'] / told[0]['clipped_grad_norm']
+                gradient = {key: m * scale for key, m in named(state.optimizer).items() if 'mu.' in key}
         terms = {key: told[0][key] for key in ('nll', 'balance_loss', 'router_z_loss', 'z_loss') if key in told[0]}
         return Outcome(np.array([line['loss'] for line in told]), terms, gradient, named(state.weights))
 

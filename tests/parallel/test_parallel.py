@@ -28,6 +28,9 @@ from small import mesh_of, random_batch, random_weights, transformer
         ('experts', {'d': 2, 'e': 2, 'c': 2}),
         ('experts, capacity', {'e': 2}),
         ('chunked attention', {'d': 2, 'e': 2, 'c': 2}),
+        ('dense, muon', {'d': 2, 'c': 2, 't': 2}),
+        ('experts, muon', {'d': 2, 'e': 2, 't': 2}),
+        ('stages, 1f1b, muon', {'p': 2}),
     ],
 )
 def test_training_on_a_mesh_is_training_on_one_device(name, mesh):
