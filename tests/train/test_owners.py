@@ -13,12 +13,12 @@ from pretrax.hlo.parse import collectives
 from pretrax.model.base import weight_shardings
 from pretrax.model.weights import MATRICES, matrix_dimensions
 from pretrax.train import optimizer, owners
-from pretrax.train.groups import DEFAULT_NO_DECAY
+from pretrax.train.groups import DEFAULT_NO_DECAY, Group, settings_of, without_frozen
 from pretrax.train.owners import layout_of, on_owners
-from pretrax.train.state import abstract_state
-from pretrax.train.step import Recipe
+from pretrax.train.state import abstract_state, init_state
+from pretrax.train.step import Recipe, make_step
 from pretrax.train.update_cost import update_cost
-from small import LATENT, LLAMA, MIXTURE, mesh_of, random_weights, transformer
+from small import GPT2, LATENT, LLAMA, MIXTURE, assert_same, mesh_of, random_batch, random_weights, transformer
 
 SECTION = SimpleNamespace(name='muon', options=SimpleNamespace(iterations=5, precision='f32'))
 MESHES = {
@@ -127,3 +127,58 @@ def stacks(weights, shardings, mesh):
 
 def test_names_of_matrices_are_those_of_the_decoder():
     assert {path[-1].name for path in of_matrices(random_weights(transformer(LLAMA)))} <= set(MATRICES)
+
+
+FROZEN = 'layers.q', 'layers[0].up', 'embed'
+
+
+@pytest.mark.parametrize('rule', ['muon', pytest.param('soap', marks=pytest.mark.slow)])
+def test_frozen_and_tied_weights_and_states_in_host_memory_train_alike_on_any_mesh(rule):
+    """GPT-2 has one table for the embedding and the logits. A part of a stack is frozen too."""
+
+    def train(mesh, **options):
+        with jax.set_mesh(mesh):
+            recipe = recipe_of(transformer(GPT2, mesh), getattr(optimizer, rule)(**OPTIONS[rule]), **options)
+            state, step = init_state(recipe, 0), make_step(recipe)
+            first = jax.device_get(state.weights)
+            for number in range(2):
+                state, metrics = step(state, random_batch(8, number))
+            kinds = {x.sharding.memory_kind for x in jax.tree.leaves(state.optimizer) if x.ndim}
+            return first, jax.device_get(state), kinds, float(metrics['loss'])
+
+    _, one, kinds, loss = train(mesh_of())
+    first, many, host_kinds, same_loss = train(mesh_of(d=4, t=2), offload=('optimizer',))
+    assert (kinds, host_kinds) == ({'device'}, {'pinned_host'})
+    assert same_loss == pytest.approx(loss, rel=1e-5)
+    assert_same(many.weights, one.weights, rtol=1e-3, floor=2e-4)  # rounding alone moves the biases of keys
+    assert_same(many.optimizer, one.optimizer, rtol=2e-3, floor=1e-6)
+    for name, moved in (('q', [False, False]), ('k', [True, True]), ('up', [False, True])):
+        before, after = (weights.layers.named()[name] for weights in (first, many.weights))
+        assert [not np.array_equal(a, b) for a, b in zip(before, after, strict=True)] == moved, name
+    np.testing.assert_array_equal(many.weights.embed, first.embed)
+
+
+OPTIONS = {'muon': {}, 'soap': {'eps': 1e-3}}
+
+
+def recipe_of(model, rule, **options):
+    frozen = (Group(FROZEN, 0.0),)
+    return Recipe(model, rule, lambda step: jnp.float32(1e-2), 0.1, DEFAULT_NO_DECAY, 1.0, 1, groups=frozen, **options)
+
+
+def test_frozen_weights_are_not_exchanged():
+    """Bytes of all exchanges of an update with q frozen: those of all weights, less those of q."""
+    mesh, sent = mesh_of(d=4, t=2), {}
+    with jax.set_mesh(mesh):
+        for freeze in (False, True):
+            recipe = recipe_of(transformer(GPT2 | {'n_layers': 8}, mesh), optimizer.muon())
+            recipe = recipe._replace(groups=(Group(('layers.q',), 0.0),) if freeze else ())
+            state = abstract_state(recipe)
+            weights = without_frozen(state.weights, settings_of(recipe, state.weights))
+            shardings = weight_shardings(recipe.model, state.weights)
+            run = jax.jit(lambda g, s, r=recipe, k=shardings: r.optimizer.update(g, s, g, shardings=k))
+            program = run.lower(weights, state.optimizer).compile().as_text()
+            sent[freeze] = sum(
+                x.bytes * x.times for x in collectives(program, dict(mesh.shape)) if 'all-to-all' in x.kind
+            )
+    assert sent[False] - sent[True] == 2 * 4 * state.weights.layers.attention.q.size // mesh.size
