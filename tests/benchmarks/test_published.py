@@ -1,18 +1,23 @@
-"""benchmarks/published.yaml is consistent with itself, and a third of it is held out.
+"""benchmarks/published.yaml is consistent with itself, a third is held out, and a row is planned as by `pretrax plan`.
 
 The checks of the table use sizes, batches and peaks only: their formulas are written here again.
 """
 
+import dataclasses
 import hashlib
+import json
 
 import pytest
 import yaml
 
 from benchmark_scripts import benchmark_script
+from pretrax.config import from_values
 from pretrax.cost.devices import known
+from pretrax.cost.links import link_of
 from pretrax.cost.topology import parse_topology
 from pretrax.errors import UserError
 from pretrax.model.families import PRESETS
+from pretrax.plan.plan import make_plan
 from published import ABOUT, PUBLISHED
 
 benchmark = benchmark_script('published')
@@ -147,3 +152,58 @@ def test_a_third_is_held_out_by_the_hash_of_source_and_id():
     for row in ROWS:
         digest = hashlib.sha256(f'{row.source}|{row.id}'.encode()).digest()
         assert row.is_held_out == (int.from_bytes(digest, 'big') % 3 == 0)
+
+
+def test_held_out_rows_are_left_out_unless_they_are_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        benchmark, 'compare', lambda row: {'source': row.source, 'id': row.id, 'chip': '', 'why_not': ''}
+    )
+    ids = []
+    for flags in ([], ['--held-out']):
+        assert benchmark.main([*flags, '--out', str(tmp_path / 'out.json')]) == 0
+        ids.append({(row['source'], row['id']) for row in json.loads((tmp_path / 'out.json').read_text())['rows']})
+    assert ids == [
+        {(row.source, row.id) for row in ROWS if row.is_held_out == is_held_out} for is_held_out in (False, True)
+    ]
+
+
+def test_a_row_is_planned_as_pretrax_plan_does_it(tmp_path, capsys):
+    out = tmp_path / 'out.json'
+    assert benchmark.main(['llm-foundry-a100: 7b 8192 8', '--out', str(out)]) == 0
+    (row,) = json.loads(out.read_text())['rows']
+    config = from_values({
+        'name': 'mpt-7b', 'steps': 1, 'data': {'name': 'synthetic', 'vocab_size': 50368},
+        'model': {
+            'family': 'gpt2', 'n_layers': 32, 'd_model': 4096, 'attention': {'n_heads': 32},
+            'feed_forward': {'d_ff': 16384}, 'save': 'none',
+        },
+        'batch': {'tokens': 128 * 8192, 'sequence_length': 8192, 'micro': 8}, 'mesh': {'d': 8},
+        'optimizer': {'name': 'adamw', 'learning_rate': 1e-4},
+    })  # fmt: skip
+    now = make_plan(config, parse_topology('a100x8'), lambda text: None).now
+    assert now is not None
+    assert row['predicted'] == pytest.approx(now.prediction.seconds)
+    assert row['published'] == pytest.approx(128 * 8192 / 3206 / 8)
+    assert row['error'] == pytest.approx(now.prediction.seconds * 3206 * 8 / (128 * 8192) - 1)
+    assert f'| A100 SXM 80GB | 1 | {row["error"]:+.0%} |' in capsys.readouterr().out
+
+
+def test_a_row_has_the_network_of_its_source():
+    row = next(row for row in ROWS if row.source == 'modalities-a100')
+    assert link_of(benchmark.hardware(row)).between == pytest.approx(400e9 / 8 / 4)  # 400 Gb/s for four GPUs
+
+
+@pytest.mark.parametrize('source', ['torchtitan-a100', 'modalities-a100', 'dgxc-maxtext'])
+def test_a_utilization_gives_the_step_of_the_speed_beside_it(source):
+    row = next(row for row in ROWS if row.source == source and row.mfu and not row.is_held_out)
+    alone = dataclasses.replace(row, step=None, tokens=None, samples=None)
+    planner, _ = benchmark.planned(row)
+    seconds = row.batch * row.length / tokens_of(row) / row.chips
+    assert benchmark.published_seconds(alone, planner) == pytest.approx(seconds, rel=0.03)
+
+
+def test_the_manual_has_the_errors_of_the_results():
+    rows = json.loads(benchmark.RESULTS.read_text())['rows']
+    assert not any(benchmark.is_held_out(row['source'], row['id']) for row in rows)
+    manual = (benchmark.HERE.parent / 'docs' / 'scaling.md').read_text()
+    assert '\n'.join(benchmark.summary(rows)) in manual
