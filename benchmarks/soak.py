@@ -327,7 +327,7 @@ def prepared(
     environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XDG_CACHE_HOME': str(directory / 'cache')}
     local = run_dir = place / 'disk' / 'run'
     if server is not None:
-        from pretrax.storage.working_directory import working_directory
+        from pretrax.storage.locate import working_directory
 
         os.environ.update(server.environment | {'XDG_CACHE_HOME': str(directory / 'cache')})
         environment |= os.environ

@@ -13,7 +13,7 @@ from typing import Any
 
 from pretrax.observe.attempts import note
 from pretrax.observe.metrics import MetricsLog
-from pretrax.observe.samples import SampleLog
+from pretrax.observe.step_lines import SampleLog
 from pretrax.serve.access import Keys
 from pretrax.serve.listen import bind
 from pretrax.view.live.runs import Places

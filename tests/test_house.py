@@ -109,7 +109,7 @@ STAYS, RETURNS = 18, 4
 # How many files of the source name an option of the decoder, by its last part: the median of all options.
 FILES_PER_OPTION = 9
 # All lines of the Python source. Only a new feature raises it, by what it needs; the aim is 70,000.
-SOURCE_LINES = 79_960
+SOURCE_LINES = 79_520
 # Functions with more than 7 parameters; functions of more than 60 lines; calls with more than 6 arguments by position.
 # They only go down, to none.
 LONG_SIGNATURES, LONG_FUNCTIONS, LONG_CALLS = 20, 12, 27
@@ -148,7 +148,7 @@ TESTED_BY = {
     'distill/test_student.py': 'distill/divergence',
     'distill/test_preparation.py': 'cli/distill/prepare',
     'data/batches/test_token_source.py': 'data/batches/block_cache data/batches/windows',
-    'data/corpus/test_files.py': 'data/corpus/document data/corpus/parts system/zstd',
+    'data/corpus/test_files.py': 'data/corpus/parts system/zstd',
     'data/tokenize/test_engines.py': 'data/tokenize/engine_ray data/tokenize/tokenized_shards data/tokenize/worker',
     'data/tokenize/test_prepare.py': 'data/tokenize/sample',
     'data/tokens/test_flat_tokens.py': (
@@ -218,17 +218,16 @@ TESTED_BY = {
     'weights/test_warm_start.py': 'weights/trained',
     'hlo/test_program.py': 'hlo/work',
     'cost/test_roofline.py': 'cost/step_facts',
-    'storage/test_bucket_path.py': 'storage/connection storage/settings',
+    'storage/test_bucket_path.py': 'storage/connection',
     'serve/test_application.py': 'page_kit/served serve/service',
     'serve/test_generation.py': 'serve/engine_thread serve/limits',
     'shardlib/test_errors.py': 'shardlib/shard_map shardlib/types shardlib/check shardlib/typechecked',
     'shardlib/test_ops.py': 'shardlib/scan',
+    'system/test_open_mpi.py': 'system/launchers',
     'storage/test_mirror.py': 'storage/parts storage/index',
     'view/compare/test_comparison.py': 'cli/compare view/compare/arms view/compare/page view/compare/text',
     'cli/test_scaling.py': 'view/scaling/report',
-    'view/test_report.py': (
-        'cli/report view/template view/report/charts view/report/encoding view/report/facts view/report/layers'
-    ),
+    'view/test_report.py': 'cli/report view/template view/report/charts view/report/encoding view/report/facts',
     'view/record/test_run_record.py': 'view/record/columns view/record/settings view/record/state',
     'view/live/test_server.py': 'cli/watch view/live/feed view/live/runs',
     'translate/test_maxtext.py': 'translate/maxtext_training',

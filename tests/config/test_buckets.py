@@ -8,8 +8,7 @@ from config.smallest import VALUES
 from pretrax.config import from_manifest, from_values, load
 from pretrax.errors import UserError
 from pretrax.storage import BucketPath, locate
-from pretrax.storage.connection import open_bucket
-from pretrax.storage.settings import s3_spec
+from pretrax.storage.connection import open_bucket, s3_spec
 
 
 def test_a_configuration_and_its_bases_are_read_from_a_bucket(bucket):

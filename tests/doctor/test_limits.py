@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pretrax.doctor import limits
+from pretrax.doctor import machine
 from pretrax.doctor.findings import Context
 
 NOTHING_FREE = 'MemTotal: 1000000 kB\nSwapTotal: 8000000 kB\nSwapFree: {} kB\n'
@@ -31,8 +31,8 @@ def limited(check: str, *resources: str, processes: int = 1) -> str:
         for name, _, value in (r.partition('=') for r in resources)
     ]
     program = '\n'.join([
-        'import resource', 'from pretrax.doctor import limits', 'from pretrax.doctor.findings import Context', *lines,
-        f'print(*[f"{{f.status}}: {{f.result}}: {{f.fix}}" for f in limits.{check}(Context(None, '
+        'import resource', 'from pretrax.doctor import machine', 'from pretrax.doctor.findings import Context', *lines,
+        f'print(*[f"{{f.status}}: {{f.result}}: {{f.fix}}" for f in machine.{check}(Context(None, '
         f'processes={processes}))])',
     ])  # fmt: skip
     return subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True).stdout
@@ -53,25 +53,25 @@ def test_too_few_threads(tmp_path):
     directory.mkdir(parents=True)
     for text, expected in ('64', 'failure'), ('max', 'ok'):
         (directory / 'pids.max').write_text(f'{text}\n')
-        assert status(limits.threads(Context(None, root=tmp_path))) == [expected]
+        assert status(machine.threads(Context(None, root=tmp_path))) == [expected]
 
 
 def test_locked_memory_counts_only_with_rdma(tmp_path):
     program = limited('locked_memory', 'MEMLOCK=65536')
     assert program.strip() == ''  # no such card in this machine
     (tmp_path / 'sys/class/infiniband/mlx5_0').mkdir(parents=True)
-    found = list(limits.locked_memory(Context(None, root=tmp_path)))
-    soft = limits.resource.getrlimit(limits.resource.RLIMIT_MEMLOCK)[0]
-    assert status(found) == (['ok'] if soft == limits.resource.RLIM_INFINITY else ['failure'])
+    found = list(machine.locked_memory(Context(None, root=tmp_path)))
+    soft = machine.resource.getrlimit(machine.resource.RLIMIT_MEMLOCK)[0]
+    assert status(found) == (['ok'] if soft == machine.resource.RLIM_INFINITY else ['failure'])
     assert 'mlx5_0' in found[0].result
 
 
 def test_core_files_of_unlimited_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits.resource, 'getrlimit', lambda which: (limits.resource.RLIM_INFINITY,) * 2)
+    monkeypatch.setattr(machine.resource, 'getrlimit', lambda which: (machine.resource.RLIM_INFINITY,) * 2)
     context = write(tmp_path, proc__sys__kernel__core_pattern='core.%p')
-    assert status(limits.core_files(context)) == ['warning']
+    assert status(machine.core_files(context)) == ['warning']
     write(tmp_path, proc__sys__kernel__core_pattern='|/usr/lib/systemd/systemd-coredump %P')
-    assert status(limits.core_files(context)) == []
+    assert status(machine.core_files(context)) == []
 
 
 def test_memory_of_the_cgroup(tmp_path):
@@ -79,19 +79,19 @@ def test_memory_of_the_cgroup(tmp_path):
     directory.mkdir(parents=True)
     (directory / 'memory.max').write_text(str(2**31))
     (directory / 'memory.current').write_text(str(2**31 - 2**28))
-    found = next(iter(limits.memory(context)))
+    found = next(iter(machine.memory(context)))
     assert (found.status, found.result) == ('failure', '268 MB free (cgroup limit 2.15 GB)')
     (directory / 'memory.current').write_text('0')
-    assert status(limits.memory(context)) == ['ok']
+    assert status(machine.memory(context)) == ['ok']
     (directory / 'memory.max').write_text('max')
-    assert 'cgroup' not in next(iter(limits.memory(context))).result
+    assert 'cgroup' not in next(iter(machine.memory(context))).result
 
 
 def test_swap_in_use(tmp_path):
     context = write(tmp_path, proc__meminfo=NOTHING_FREE.format(100))
-    assert status(limits.swap(context)) == ['warning']
+    assert status(machine.swap(context)) == ['warning']
     write(tmp_path, proc__meminfo=NOTHING_FREE.format(8000000))
-    assert status(limits.swap(context)) == []
+    assert status(machine.swap(context)) == []
 
 
 @pytest.fixture
@@ -108,13 +108,13 @@ def shm(tmp_path):
 
 def test_a_small_shared_memory(shm):
     (shm / 'dev/shm/used').write_bytes(bytes(2**20))
-    assert status(limits.shared_memory(Context(None, root=shm))) == ['warning']
+    assert status(machine.shared_memory(Context(None, root=shm))) == ['warning']
     for number in range(2):
         (shm / f'dev/nvidia{number}').touch()
-    found = next(iter(limits.shared_memory(Context(None, root=shm))))
+    found = next(iter(machine.shared_memory(Context(None, root=shm))))
     assert found.status == 'failure'
     assert '--shm-size' in found.fix
-    assert status(limits.shared_memory(Context(None))) == ['ok'] or os.statvfs('/dev/shm').f_bavail < 2**14
+    assert status(machine.shared_memory(Context(None))) == ['ok'] or os.statvfs('/dev/shm').f_bavail < 2**14
 
 
 @pytest.mark.parametrize(
@@ -126,4 +126,4 @@ def test_huge_pages(tmp_path, chosen, tpu, expected):
     context = write(tmp_path, sys__kernel__mm__transparent_hugepage__enabled=words, dev__null='')
     if tpu:
         (tmp_path / 'dev/accel0').touch()
-    assert status(limits.huge_pages(context)) == [expected]
+    assert status(machine.huge_pages(context)) == [expected]

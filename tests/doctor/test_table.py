@@ -2,8 +2,7 @@
 
 import json
 
-from pretrax.doctor.comparison import Row
-from pretrax.doctor.table import Diagnosis, names_of
+from pretrax.doctor.comparison import Diagnosis, Row, names_of
 
 NAMES = {index: f'a-node-with-a-long-name-{index}' for index in range(40)}
 ROWS = [

@@ -20,7 +20,7 @@ from pretrax.launch.restarts import RestartOptions
 from pretrax.launch.supervisor import Supervisor
 from pretrax.observe.attempts import read_attempts
 from pretrax.storage import locate
-from pretrax.storage.working_directory import working_directory
+from pretrax.storage.locate import working_directory
 
 HEAD = """
 import os, pathlib, signal, sys, time

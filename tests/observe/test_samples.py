@@ -2,7 +2,7 @@
 
 import json
 
-from pretrax.observe.samples import SampleLog
+from pretrax.observe.step_lines import SampleLog
 
 
 def lines(path):

@@ -4,7 +4,7 @@ import socket
 from pathlib import Path
 
 from pretrax.storage import BucketPath
-from pretrax.storage.working_directory import working_directory
+from pretrax.storage.locate import working_directory
 
 
 def test_a_run_on_a_disk_writes_in_its_directory():

@@ -9,7 +9,7 @@ import pytest
 from jax._src.clusters.ompi_cluster import OmpiCluster
 
 from pretrax.errors import UserError
-from pretrax.system.open_mpi import mpi_identity
+from pretrax.system.launchers import mpi_identity
 
 
 def rank(index, count, local, **more):
@@ -65,7 +65,7 @@ def test_one_process_and_other_programs_are_alone():
 @pytest.mark.skipif(shutil.which('mpirun') is None, reason='needs Open MPI: apt-get install openmpi-bin')
 def test_a_real_mpirun_numbers_its_processes():
     program = (
-        'import json; from pretrax.system.open_mpi import mpi_identity; print(json.dumps(mpi_identity()), flush=True)'
+        'import json; from pretrax.system.launchers import mpi_identity; print(json.dumps(mpi_identity()), flush=True)'
     )
     command = ['mpirun', '--allow-run-as-root', '--oversubscribe', '-n', '2', sys.executable, '-c', program]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

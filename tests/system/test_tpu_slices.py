@@ -14,7 +14,7 @@ from metadata_server import TPU_VM, serve_metadata
 from preloaded import programs
 from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
-from pretrax.system.tpu_slices import slice_identity
+from pretrax.system.launchers import slice_identity
 from side_by_side import free_port
 
 

@@ -6,13 +6,12 @@ from types import SimpleNamespace
 import pytest
 import rich.cells
 
-from pretrax.doctor.comparison import Row
-from pretrax.doctor.table import Diagnosis
+from pretrax.doctor.comparison import Diagnosis, Row
 from pretrax.evaluate.results import Results, table_rows
 from pretrax.evaluate.task import Metric
 from pretrax.plan.plan import report as plan_report
 from pretrax.run.coordinate_check import as_text as widths_text
-from pretrax.view.compare.seeds import summary_text
+from pretrax.view.compare.arms import summary_text
 from pretrax.view.run_list import RunSummary, runs_text
 from pretrax.view.scaling.report import as_text as scaling_text
 from pretrax.view.search.report import table_text as search_text

@@ -12,11 +12,11 @@ from pretrax.config import RunConfig, printable_override, shown_samples
 from pretrax.config.batch import common_sequences
 from pretrax.errors import Report, UserError
 from pretrax.infer.sample import check_can_sample, most_new_tokens, sample
-from pretrax.observe.samples import SampleLog
+from pretrax.observe.step_lines import SampleLog
 from pretrax.run.result import Result
 from pretrax.run.watch import exit_code
 from pretrax.storage import AnyPath
-from pretrax.storage.working_directory import working_directory
+from pretrax.storage.locate import working_directory
 from pretrax.view.report import FILE, write_report
 
 

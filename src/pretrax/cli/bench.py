@@ -33,7 +33,7 @@ def bench(
     from pretrax.storage import BucketPath, locate
     from pretrax.storage.index import Guard
     from pretrax.storage.lease import held_for
-    from pretrax.storage.working_directory import working_directory
+    from pretrax.storage.locate import working_directory
     from pretrax.view.sweep_report import table_text, write_report
 
     if show and row is not None:

@@ -35,7 +35,7 @@ from pretrax.distill.parts import (
 from pretrax.errors import Report, UserError
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.connection import kind_of_error
-from pretrax.storage.working_directory import working_directory
+from pretrax.storage.locate import working_directory
 from pretrax.system.atomic import write_file
 from pretrax.system.json_file import parse_json
 

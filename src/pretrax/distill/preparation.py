@@ -25,7 +25,7 @@ from pretrax.run.setup import Run, prepare
 from pretrax.shardlib import scope, typed_shard_map
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.lease import held_for
-from pretrax.storage.working_directory import working_directory
+from pretrax.storage.locate import working_directory
 from pretrax.system.locks import LockedError, lock_directory
 
 PART_BYTES = 256 << 20  # of log probabilities; a run that is killed loses at most one part

@@ -9,7 +9,7 @@ it also has the name of the line, and the fix, for that case.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from pretrax.doctor import disk, limits, machine, nvidia, software
+from pretrax.doctor import disk, machine, nvidia, software
 from pretrax.doctor.findings import Context, Finding
 
 type Check = Callable[[Context], Iterable[Finding]]
@@ -19,14 +19,14 @@ MACHINE: tuple[Check, ...] = (
     machine.uptime,
     machine.cores,
     machine.governor,
-    limits.memory,
-    limits.swap,
-    limits.shared_memory,
-    limits.huge_pages,
-    limits.open_files,
-    limits.locked_memory,
-    limits.threads,
-    limits.core_files,
+    machine.memory,
+    machine.swap,
+    machine.shared_memory,
+    machine.huge_pages,
+    machine.open_files,
+    machine.locked_memory,
+    machine.threads,
+    machine.core_files,
     nvidia.gpus,
     nvidia.xids,
     software.software,

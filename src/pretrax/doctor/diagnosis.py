@@ -7,12 +7,11 @@ import time
 from collections.abc import Sequence
 
 from pretrax.doctor.checks import MACHINE, Check
-from pretrax.doctor.comparison import Row, compare_nodes
+from pretrax.doctor.comparison import Diagnosis, Row, compare_nodes, names_of
 from pretrax.doctor.findings import Context, Finding, failure
 from pretrax.doctor.network import clock_findings, connections, listen, shared_directory, token
 from pretrax.doctor.pairs import slow_pairs
 from pretrax.doctor.probe_process import ProbeProcess
-from pretrax.doctor.table import Diagnosis, names_of
 from pretrax.errors import first_line
 from pretrax.system.rendezvous import AbsentError, Rendezvous
 

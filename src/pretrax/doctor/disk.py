@@ -12,7 +12,7 @@ from pretrax.amounts import size
 from pretrax.doctor.findings import Context, Finding, failure, warning
 from pretrax.errors import first_line
 from pretrax.storage import BucketPath
-from pretrax.storage.working_directory import working_directory
+from pretrax.storage.locate import working_directory
 from pretrax.system.cache import cache_directory
 
 _CACHE = 2**30  # bytes: compiled programs, and what a run in a bucket has not uploaded yet

@@ -9,8 +9,7 @@ from pretrax.config import RunConfig, load
 from pretrax.errors import UserError
 from pretrax.experiments.training import train_all
 from pretrax.system.atomic import write_file
-from pretrax.view.compare.arms import arms_of
-from pretrax.view.compare.seeds import mean_metrics, summary_text
+from pretrax.view.compare.arms import arms_of, mean_metrics, summary_text
 from pretrax.view.record.run_record import read_run
 
 

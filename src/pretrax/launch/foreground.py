@@ -11,7 +11,7 @@ from pretrax.launch.engine import Engine
 from pretrax.launch.group import output_file
 from pretrax.launch.record import LaunchRecord, write_record
 from pretrax.storage import AnyPath
-from pretrax.storage.working_directory import working_directory
+from pretrax.storage.locate import working_directory
 from pretrax.system.process_identity import has_ended, identity, is_here
 
 

@@ -21,7 +21,7 @@ from pretrax.launch.group import Group, identity, last_lines, output_file
 from pretrax.launch.restarts import RestartOptions
 from pretrax.launch.sizes import misfit
 from pretrax.launch.supervisor import Supervisor
-from pretrax.storage.working_directory import working_directory
+from pretrax.storage.locate import working_directory
 from pretrax.system.children import Child, prepare_training
 
 _PATIENCE = 60.0  # seconds for Linux to end a process that was killed

@@ -19,7 +19,7 @@ from pretrax.errors import DONE, TRY_AGAIN, Report
 from pretrax.launch.crash import Crash, StackFiles, write_crash_report
 from pretrax.launch.restarts import newest_checkpoint
 from pretrax.launch.signals import PASSED_ON, STOP
-from pretrax.storage.working_directory import working_directory
+from pretrax.storage.locate import working_directory
 from pretrax.system.children import Child, handling, prepare_training
 
 _TAIL = 200  # lines of output in a crash report

@@ -26,7 +26,7 @@ from pretrax.launch.sizes import misfit
 from pretrax.launch.slurm_client import host_names, job_facts, nodes_down
 from pretrax.launch.supervisor import Supervisor
 from pretrax.observe.attempts import note, read_attempts
-from pretrax.storage.working_directory import working_directory
+from pretrax.storage.locate import working_directory
 from pretrax.system.children import Child
 
 ALLOCATED, RELEASED = 'allocated', 'released'  # events in attempts.jsonl

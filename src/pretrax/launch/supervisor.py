@@ -22,8 +22,8 @@ from pretrax.observe.attempts import note
 from pretrax.observe.notices import LaunchNotices
 from pretrax.storage import BucketPath
 from pretrax.storage.lease import FILE, HeldError, Lease, LostError
+from pretrax.storage.locate import working_directory
 from pretrax.storage.mirror import Mirror
-from pretrax.storage.working_directory import working_directory
 from pretrax.system.children import handling
 
 _LOOK = 0.05  # seconds between two checks of the processes

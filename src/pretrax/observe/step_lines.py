@@ -8,7 +8,7 @@ import io
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pretrax.errors import Report
@@ -124,3 +124,18 @@ class StepLines:
 
 def _lines(count: int) -> str:
     return '1 line' if count == 1 else f'{count} lines'
+
+
+SAMPLES = 'samples.jsonl'
+
+
+class SampleLog(StepLines):
+    """Appends the samples of a run to `samples.jsonl` in its directory."""
+
+    def __init__(self, directory: pathlib.Path, resumed_step: int = 0, say: Report = print):
+        super().__init__(directory / SAMPLES, resumed_step, say)
+
+    def write(self, step: int, prompts: Sequence[str], texts: Sequence[str]) -> None:
+        """Appends the text that continues each prompt."""
+        for prompt, text in zip(prompts, texts, strict=True):
+            self.append({'step': step, 'prompt': prompt, 'text': text})

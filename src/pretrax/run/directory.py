@@ -18,9 +18,9 @@ from pretrax.run.resume import lock_patience, lock_run
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.connection import kind_of_error
 from pretrax.storage.lease import FILE, HeldError, Lease, LostError
+from pretrax.storage.locate import working_directory
 from pretrax.storage.mirror import Mirror
 from pretrax.storage.parts import join_copied
-from pretrax.storage.working_directory import working_directory
 from pretrax.system.atomic import write_file
 from pretrax.system.locks import DirectoryLock
 

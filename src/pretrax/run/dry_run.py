@@ -24,7 +24,7 @@ from pretrax.run.start import restore_or_start
 from pretrax.run.start_check import check_directory, check_start
 from pretrax.run.validation import Evaluation
 from pretrax.storage import BucketPath
-from pretrax.storage.working_directory import working_directory
+from pretrax.storage.locate import working_directory
 
 
 def dry_run(

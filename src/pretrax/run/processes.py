@@ -26,11 +26,10 @@ from pretrax.errors import TRY_AGAIN, UnavailableError, UserError, first_line
 from pretrax.jax_compat import detected_identity, has_started
 from pretrax.run.variables import check_other_launchers, check_variables
 from pretrax.storage import AnyPath
-from pretrax.storage.working_directory import working_directory
-from pretrax.system.open_mpi import mpi_identity
+from pretrax.storage.locate import working_directory
+from pretrax.system.launchers import mpi_identity, slice_identity
 from pretrax.system.process_hosts import described, expected_hosts
 from pretrax.system.rendezvous import AbsentError, Rendezvous
-from pretrax.system.tpu_slices import slice_identity
 
 _VARIABLES = {'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID', 'coordinator': 'JAX_COORDINATOR_ADDRESS'}
 _ARRIVAL = 300.0  # seconds for the slowest process to come

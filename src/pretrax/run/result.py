@@ -13,8 +13,8 @@ from pretrax.amounts import prefixed
 from pretrax.observe.metrics import is_metrics, restored
 from pretrax.observe.progress import is_evaluation
 from pretrax.run.setup import Run
+from pretrax.storage.locate import working_directory
 from pretrax.storage.parts import open_joined
-from pretrax.storage.working_directory import working_directory
 from pretrax.system.line_files import read_lines
 from pretrax.train.step import TrainState
 from pretrax.view.record.columns import Columns, parse_columns

@@ -15,7 +15,7 @@ from pretrax.errors import OF_THE_SYSTEM, Report, UserError, disk_fix
 from pretrax.run.saving import had_checkpoints
 from pretrax.storage import AnyPath
 from pretrax.storage.connection import BucketError
-from pretrax.storage.working_directory import working_directory
+from pretrax.storage.locate import working_directory
 from pretrax.system.locks import DirectoryLock, LockedError, lock_directory
 
 _BATCH_SIZES = ('batch.tokens', 'batch.sequence_length')

@@ -11,7 +11,7 @@ from pretrax.run.seen_batch import show_batch
 from pretrax.run.session import Session
 from pretrax.run.setup import Run
 from pretrax.run.start import Start, initial_state
-from pretrax.storage.working_directory import working_directory
+from pretrax.storage.locate import working_directory
 from pretrax.train.host_memory import on_device
 from pretrax.train.step import TrainState, make_gradients, step_keys
 

@@ -17,7 +17,7 @@ from pretrax.observe.attempts import note
 from pretrax.observe.layer_statistics import LayerStatisticsLog
 from pretrax.observe.metrics import MetricsLog
 from pretrax.observe.notices import RunNotices
-from pretrax.observe.samples import SampleLog
+from pretrax.observe.step_lines import SampleLog
 from pretrax.observe.trackers import open_trackers
 from pretrax.observe.trackers.base import Table
 from pretrax.run.environment import Environment

@@ -3,7 +3,11 @@
 import dataclasses
 import itertools
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from pretrax.checkpoint import read_description, steps_in
 from pretrax.config import RunConfig, from_manifest, read_resolved, written_values
@@ -11,7 +15,7 @@ from pretrax.config.batch import rows_of
 from pretrax.data.batches.sequences import read_sequences, sources_of_sequences
 from pretrax.data.batches.source import HostBatch, Source
 from pretrax.data.tokens.flat_tokens import open_split
-from pretrax.errors import Report, UserError
+from pretrax.errors import Report, UserError, printable
 from pretrax.observe.metrics import read_metrics
 from pretrax.run.setup import open_source
 from pretrax.storage import AnyPath, locate
@@ -116,3 +120,29 @@ def _with_prepared_tokens(config: RunConfig, fingerprint: str | None) -> RunConf
             kept = {key: data[key] for key in ('name', 'packing') if key in data}
             return from_manifest(values | {'data': kept | {'tokens': str(path)}})
     return config
+
+
+def row_text(batch: HostBatch, row: int, tokenizer: Any, ids: bool) -> Iterator[str]:
+    """Lines that show the documents of a row: their columns, how many of their targets count, and their text.
+
+    Args:
+        tokenizer: has `decode(ids)`; None: the ids are shown instead of text.
+        ids: also show the ids.
+    """
+    segments, mask = batch.segments[row], batch.mask[row]
+    starts = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist()]
+    for number, (start, stop) in enumerate(zip(starts, [*starts[1:], len(segments)], strict=True), start=1):
+        here = slice(start, stop)
+        counted = int(np.count_nonzero(mask[here]))
+        columns = f'columns {start} to {stop - 1}'
+        if stop == len(segments) and not counted and not batch.tokens[row, here].any():
+            yield f'  {columns}: padding'
+            continue
+        yield f'  {columns}: document {number} of the row, {counted} of {stop - start} targets count'
+        tokens = batch.tokens[row, here].tolist()
+        if counted and mask[stop - 1]:
+            tokens.append(int(batch.targets[row, stop - 1]))  # the last target is the input of no column
+        if ids or tokenizer is None:
+            yield f'    ids: {" ".join(map(str, tokens))}'
+        if tokenizer is not None:
+            yield from (f'    | {line}' for line in printable(tokenizer.decode(tokens)).split('\n'))

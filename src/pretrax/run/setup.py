@@ -46,7 +46,7 @@ from pretrax.run.utilization import Utilization, choose_utilization, training_fl
 from pretrax.run.variables import seen_variables
 from pretrax.shardlib import make_abstract, make_shardings
 from pretrax.storage import AnyPath
-from pretrax.storage.working_directory import working_directory
+from pretrax.storage.locate import working_directory
 from pretrax.system.target import Hardware
 from pretrax.train.groups import Group
 from pretrax.train.host_memory import check_host_memory, has_host_memory

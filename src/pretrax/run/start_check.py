@@ -28,8 +28,8 @@ from pretrax.run.same_run import check_same_run
 from pretrax.run.setup import check_setup, open_source, prepare
 from pretrax.run.watch import stacks_on_timer
 from pretrax.storage import AnyPath, BucketPath, lease, locate
+from pretrax.storage.locate import working_directory
 from pretrax.storage.parts import parts_of
-from pretrax.storage.working_directory import working_directory
 from pretrax.system.locks import holder_of
 from pretrax.system.target import Target
 

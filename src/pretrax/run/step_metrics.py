@@ -15,12 +15,11 @@ from pretrax.model.loss import Batch
 from pretrax.observe.device_memory import memory_in_use
 from pretrax.observe.progress import Progress
 from pretrax.run.clock import Clock, is_done
-from pretrax.run.compiled_step import CompiledStep
+from pretrax.run.compiled_step import CompiledStep, record_program
 from pretrax.run.layer_statistics import layer_statistics
 from pretrax.run.noise_scale import NoiseScale
 from pretrax.run.out_of_memory import explaining_full_memory
 from pretrax.run.processes import is_first_process
-from pretrax.run.recorded_program import record_program
 from pretrax.run.result import OnStep
 from pretrax.run.run_log import RunLog, ending
 from pretrax.run.seen_batch import show_batch

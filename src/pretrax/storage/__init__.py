@@ -5,7 +5,7 @@ read objects.
 """
 
 from pretrax.storage.bucket_path import BucketPath
+from pretrax.storage.connection import StorageSettings, use_settings
 from pretrax.storage.locate import AnyPath, locate, locate_local, locate_run
-from pretrax.storage.settings import StorageSettings, use_settings
 
 __all__ = ['AnyPath', 'BucketPath', 'StorageSettings', 'locate', 'locate_local', 'locate_run', 'use_settings']

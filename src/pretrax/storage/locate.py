@@ -1,15 +1,18 @@
 """Finds out whether a text names a path on a disk or in a bucket, and writes whole files in either."""
 
 import difflib
+import hashlib
 import os
 import posixpath
 import re
+import socket
 import urllib.parse
 from pathlib import Path
 
 from pretrax.errors import UserError
 from pretrax.storage.bucket_path import SCHEMES, BucketPath
 from pretrax.system.atomic import write_file
+from pretrax.system.cache import cache_directory
 
 type AnyPath = Path | BucketPath
 
@@ -109,3 +112,15 @@ def write_whole(path: AnyPath, content: bytes, sync: bool = False) -> None:
         write_file(path, content, sync)
     else:
         path.write_bytes(content)
+
+
+def working_directory(run_dir: AnyPath, index: int = 0) -> Path:
+    """The run directory itself if it is on a disk; else a directory below the user's cache.
+
+    Its name has a digest of the URL, the machine and the process, so that no two processes share it by accident:
+    machines often have the same home directory.
+    """
+    if isinstance(run_dir, Path):
+        return run_dir
+    digest = hashlib.sha256(f'{run_dir} {socket.gethostname()} {index}'.encode()).hexdigest()
+    return cache_directory() / 'runs' / f'{run_dir.name}-{digest[:16]}'

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from pretrax.data.batches.row_text import row_text
 from pretrax.data.batches.source import HostBatch
+from pretrax.run.seen_batch import row_text
 
 
 class Letters:

@@ -4,8 +4,8 @@ import json
 
 import tokenizers
 
+from pretrax.data.corpus.content import Document
 from pretrax.data.corpus.corpus import Corpus
-from pretrax.data.corpus.document import Document
 from pretrax.data.corpus.listing import find_files
 from pretrax.data.corpus.selection import Selection
 from pretrax.data.tokenize import encode_shard

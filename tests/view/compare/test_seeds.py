@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pretrax.view.compare.seeds import mean_of
+from pretrax.view.compare.arms import mean_of
 
 
 def test_the_interval_is_that_of_students_t():

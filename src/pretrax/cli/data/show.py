@@ -19,8 +19,7 @@ def show(
     plugin: Plugins = (),
 ) -> None:
     from pretrax.cli._arguments import load_plugins
-    from pretrax.data.batches.row_text import row_text
-    from pretrax.run.seen_batch import seen_batch
+    from pretrax.run.seen_batch import row_text, seen_batch
 
     if (step is None) == (batch is None):
         raise UserError('give --step N or --batch N, one of them')

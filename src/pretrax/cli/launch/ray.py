@@ -84,7 +84,7 @@ def _train(options: Options, workers: int, bundle: dict[str, float]) -> int:
     from pretrax.launch.sizes import check_request, misfit, restricted_to
     from pretrax.launch.supervisor import Supervisor
     from pretrax.observe.lasting_output import LastingOutput
-    from pretrax.storage.working_directory import working_directory
+    from pretrax.storage.locate import working_directory
     from pretrax.system.ray_connection import connect_ray
     from pretrax.system.target import Target
 

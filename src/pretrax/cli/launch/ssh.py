@@ -35,7 +35,7 @@ def ssh(options: Options) -> int:
     from pretrax.launch.ssh import SshLaunch, hosts_of
     from pretrax.launch.supervisor import Supervisor
     from pretrax.observe.lasting_output import LastingOutput
-    from pretrax.storage.working_directory import working_directory
+    from pretrax.storage.locate import working_directory
     from pretrax.system.target import Target
 
     elastic, devices, given = options.ssh.elastic, options.ssh.devices, hosts_of(options.ssh)

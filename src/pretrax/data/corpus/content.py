@@ -6,7 +6,7 @@ A compressed file is a sequence of frames (gzip calls them members), and decompr
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from pretrax.data.corpus.storage import Location, opened, refusal
 from pretrax.errors import UserError
@@ -113,3 +113,21 @@ def split_lines(parts: Iterable[bytes], name: object, longest: int | None = None
             raise UserError(f'{name}: a line is longer than {longest >> 20:,} MiB\n  expected one document per line')
     if last := b''.join(unfinished):
         yield last
+
+
+class Document(NamedTuple):
+    """A text, its origin, and the ranges that count in the loss.
+
+    Attributes:
+        text: not empty.
+        origin: file and row for messages, such as 'mail.jsonl:12'.
+        answers: character ranges [start, stop), in order and disjoint. Tokens that start in one of them count in the
+            loss, and so does the end-of-text token. None: all tokens count.
+        special_tokens: for a conversation, (start, stop, id) of each special token in the text. Its end-of-text token
+            counts only if it is a part of the text. None: the text has no special tokens.
+    """
+
+    text: str
+    origin: str
+    answers: tuple[tuple[int, int], ...] | None = None
+    special_tokens: tuple[tuple[int, int, int], ...] | None = None

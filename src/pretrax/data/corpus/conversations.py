@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pretrax.data.chat.templates import Template
-from pretrax.data.corpus.document import Document
+from pretrax.data.corpus.content import Document
 from pretrax.errors import UserError
 
 _REFUSED = ('tool_calls', 'function_call', 'tool_call_id')

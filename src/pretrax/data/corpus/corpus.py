@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrax.data.corpus.document import Document
+from pretrax.data.corpus.content import Document
 from pretrax.data.corpus.files import TextFile
 from pretrax.data.corpus.hugging_face import HuggingFaceDataset
 from pretrax.data.corpus.listing import FileCounts

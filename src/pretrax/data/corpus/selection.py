@@ -14,8 +14,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pretrax.data.corpus.content import Document
 from pretrax.data.corpus.conversations import Conversations
-from pretrax.data.corpus.document import Document
 from pretrax.errors import UserError
 
 MAX_ERRORS = 10  # bad rows whose messages are kept

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from pretrax import storage
 from pretrax.errors import UserError, install_extra, system_errors
-from pretrax.storage.settings import s3_access
+from pretrax.storage.connection import s3_access
 
 # Protocols of the extra `cloud`. For any other protocol, the error names the package that fsspec needs.
 _CLOUD = ('gs', 'gcs', 's3', 's3a', 'http', 'https')

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pretrax.data.batches.order import permute
+from pretrax.data.corpus.content import Document
 from pretrax.data.corpus.corpus import Corpus, whole
-from pretrax.data.corpus.document import Document
 from pretrax.data.corpus.hugging_face import HuggingFaceDataset
 from pretrax.data.corpus.parts import Part
 from pretrax.data.corpus.selection import RowCounts, Selection, documents

@@ -8,8 +8,8 @@ import numpy as np
 
 from pretrax.data.batches.row_targets import report_rows_without_targets
 from pretrax.data.batches.source import DataRequest
+from pretrax.data.corpus.content import Document
 from pretrax.data.corpus.corpus import Corpus
-from pretrax.data.corpus.document import Document
 from pretrax.data.corpus.selection import RowCounts
 from pretrax.data.stream.blocks import START, Blocks, encode_all, kept_documents, parts_of
 from pretrax.data.stream.places import Places

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pretrax.data.corpus.content import Document
 from pretrax.data.corpus.corpus import Shard
-from pretrax.data.corpus.document import Document
 from pretrax.data.corpus.selection import RowCounts
 from pretrax.data.tokenizers.encoders import Encoder, EncoderName, make_encoder
 from pretrax.data.tokenizers.tokenizer import Tokenizer

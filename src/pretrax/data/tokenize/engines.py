@@ -24,7 +24,7 @@ from pretrax.data.tokenize.encode_shard import Job, Progress
 from pretrax.data.tokenize.tokenized_shards import TokenizedShard, write_shard
 from pretrax.data.tokenize.worker import send
 from pretrax.errors import UserError
-from pretrax.storage.settings import s3_access
+from pretrax.storage.connection import s3_access
 
 type EngineName = Literal['local', 'ray']
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pretrax.data.corpus.content import Document
 from pretrax.data.corpus.corpus import Corpus, Shard, shards
-from pretrax.data.corpus.document import Document
 from pretrax.data.corpus.selection import RowCounts
 from pretrax.data.tokenize import sample
 from pretrax.data.tokenize.encode_shard import TRAIN, VALIDATION, Job

@@ -14,8 +14,7 @@ from pretrax.data.tokens.block_files import BlockFiles
 from pretrax.data.tokens.zarr_shards import OtherArrayError, Shards
 from pretrax.errors import UnavailableError, UserError
 from pretrax.storage import AnyPath, BucketPath
-from pretrax.storage.connection import kind_of_error
-from pretrax.storage.settings import retry_seconds
+from pretrax.storage.connection import kind_of_error, retry_seconds
 
 # A bucket is asked for this many times as long as a request is repeated, 10 minutes by default. Then the run ends.
 PATIENCE = 10

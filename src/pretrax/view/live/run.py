@@ -19,7 +19,7 @@ import numpy as np
 
 from pretrax.observe.attempts import FILE as ATTEMPTS
 from pretrax.observe.attempts import Attempt, attempts_of, is_event
-from pretrax.observe.samples import FILE as SAMPLES_FILE
+from pretrax.observe.step_lines import SAMPLES as SAMPLES_FILE
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.system.line_files import read_lines
 from pretrax.view.live.curves import MOST_KEYS, TIME, Curves

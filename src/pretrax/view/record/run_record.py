@@ -20,7 +20,7 @@ from pretrax.checkpoint.manifest import MANIFEST, place_of, steps_in
 from pretrax.errors import UserError, system_errors
 from pretrax.observe.attempts import Attempt, attempts_of, is_time, read_attempts
 from pretrax.observe.metrics import EVALUATIONS
-from pretrax.observe.samples import FILE as SAMPLES
+from pretrax.observe.step_lines import SAMPLES
 from pretrax.storage import AnyPath, BucketPath, locate_run
 from pretrax.storage.parts import open_joined
 from pretrax.system.json_file import parse_json

@@ -18,9 +18,8 @@ from pretrax.view.charts.page import in_script, plotly_script
 from pretrax.view.definitions import FIGURES
 from pretrax.view.record.run_record import RunRecord, read_run
 from pretrax.view.report import facts
-from pretrax.view.report.charts import charts_of, curves_data
+from pretrax.view.report.charts import charts_of, curves_data, layer_charts, layers_data
 from pretrax.view.report.encoding import Arrays
-from pretrax.view.report.layers import layer_charts, layers_data
 from pretrax.view.template import template
 
 FILE = 'report.html'
