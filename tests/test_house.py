@@ -109,7 +109,7 @@ STAYS, RETURNS = 18, 4
 # How many files of the source name an option of the decoder, by its last part: the median of all options.
 FILES_PER_OPTION = 9
 # All lines of the Python source. Only a new feature raises it, by what it needs; the aim is 70,000.
-SOURCE_LINES = 79_520
+SOURCE_LINES = 79_460
 # Functions with more than 7 parameters; functions of more than 60 lines; calls with more than 6 arguments by position.
 # They only go down, to none.
 LONG_SIGNATURES, LONG_FUNCTIONS, LONG_CALLS = 20, 12, 27
@@ -179,15 +179,13 @@ TESTED_BY = {
         'cli/search experiments/base_file experiments/training experiments/trial_job view/search/report'
     ),
     'launch/test_slurm.py': 'cli/launch/slurm cli/launch/slurm_job',
-    'launch/test_ray.py': (
-        'cli/launch/ray launch/ray_cluster experiments/ray_sweep launch/ray_worker system/ray_connection'
-    ),
+    'launch/test_ray.py': ('cli/launch/ray launch/ray_cluster experiments/ray_sweep system/ray_connection'),
     'launch/test_ssh.py': 'cli/launch/ssh doctor/host_facts launch/host_checks',
     'launch/test_local.py': 'launch/group launch/supervisor observe/attempts',
     'launch/test_kubernetes.py': 'cli/launch/kubernetes',
     'launch/test_manifests.py': 'launch/options',
     'launch/test_tpu_vm.py': 'cli/launch/tpu_vm',
-    'launch/test_node.py': 'launch/crash launch/signals cli/launch/node',
+    'launch/test_node.py': 'launch/crash cli/launch/node',
     'launch/test_record.py': 'cli/launch/logs cli/launch/status cli/launch/stop launch/engine launch/foreground',
     'model/test_attention.py': 'model/scores model/xla_cpu',
     'model/test_eight_bits.py': 'model/numerics',

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from pretrax.doctor.pairs import rounds, slow_pairs
+from pretrax.doctor.comparison import rounds, slow_pairs
 
 NAMES = {index: f'node{index}' for index in range(6)}
 

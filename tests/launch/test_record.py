@@ -9,9 +9,10 @@ import pytest
 
 from pretrax.cli import main
 from pretrax.errors import UserError
+from pretrax.launch.engine import engine_of, refuse_if_running
 from pretrax.launch.foreground import record_launcher
-from pretrax.launch.record import LaunchRecord, read_record, run_named, write_record
-from pretrax.launch.registry import engine_of, refuse_if_running
+from pretrax.launch.record import LaunchRecord, read_record, write_record
+from pretrax.storage import locate_run
 from pretrax.system.process_identity import identity
 
 LAUNCHER = """
@@ -47,11 +48,11 @@ def test_a_record_in_a_bucket(s3):
 def test_a_run_is_named_by_its_directory_or_below_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'runs' / 'base').mkdir(parents=True)
-    assert run_named('base') == run_named('runs/base')
-    assert str(run_named('other')) == 'other'
+    assert locate_run('base') == locate_run('runs/base')
+    assert str(locate_run('other')) == 'other'
     (tmp_path / 'base').mkdir()
-    assert str(run_named('base')) == 'base'
-    assert str(run_named('gs://bucket/base')) == 'gs://bucket/base'
+    assert str(locate_run('base')) == 'base'
+    assert str(locate_run('gs://bucket/base')) == 'gs://bucket/base'
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrax.observe.slow_steps import SlowSteps
+from pretrax.observe.profile import SlowSteps
 
 
 class Time:

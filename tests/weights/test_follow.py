@@ -5,8 +5,8 @@ one that does not fit is left out.
 import dataclasses
 import threading
 
-from pretrax.weights import follow as module
-from pretrax.weights.follow import follow
+from pretrax.weights import trained as module
+from pretrax.weights.trained import follow
 
 
 @dataclasses.dataclass

@@ -153,9 +153,8 @@ def _load(path: str, options: Options) -> _Loaded:
     from pretrax.serve.limits import Admission
     from pretrax.serve.service import ServedModel
     from pretrax.storage import locate
-    from pretrax.weights.follow import written_at
     from pretrax.weights.loaded import LoadedModel
-    from pretrax.weights.trained import open_trained
+    from pretrax.weights.trained import open_trained, written_at
 
     loaded = LoadedModel(path, options.chat_template, options.dtype, options.sizes)
     trained, model = loaded.trained, loaded.model
@@ -230,7 +229,7 @@ def _check_can_follow(paths: Sequence[str]) -> None:
 @contextlib.contextmanager
 def _following(loaded: _Loaded) -> Iterator[None]:
     """Gives an engine the newest weights of its run, in this context."""
-    from pretrax.weights.follow import follow
+    from pretrax.weights.trained import follow
 
     def use(weights: Any, step: int) -> None:
         loaded.swap(weights, step)

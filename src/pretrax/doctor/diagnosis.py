@@ -1,24 +1,106 @@
 """Examines the machines of a run, from the first check to the table."""
 
+import contextlib
 import dataclasses
+import json
+import os
+import queue
 import re
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
 
-from pretrax.doctor.checks import MACHINE, Check
-from pretrax.doctor.comparison import Diagnosis, Row, compare_nodes, names_of
+from pretrax.doctor.checks import DEVICES, JOIN, JOIN_FIX, MACHINE, Check
+from pretrax.doctor.comparison import Diagnosis, Row, compare_nodes, names_of, slow_pairs
 from pretrax.doctor.findings import Context, Finding, failure
 from pretrax.doctor.network import clock_findings, connections, listen, shared_directory, token
-from pretrax.doctor.pairs import slow_pairs
-from pretrax.doctor.probe_process import ProbeProcess
 from pretrax.errors import first_line
+from pretrax.system.children import Child
 from pretrax.system.rendezvous import AbsentError, Rendezvous
 
+_NOISE = ('WARNING', 'I0', 'W0', '*** Check', '    @', '===', 'RPC:', 'Fatal Python')
 _UNREACHED = (
     'is process 0 running, and on that host? then open that port between the nodes; JAX_COORDINATOR_ADDRESS sets it'
 )
 _ABSENT = 'look at the output of that node: was it started, does it run the same command, can it reach the first node?'
+
+
+class ProbeProcess:
+    """The process, which imports JAX at once and waits for `run`. The end of the block kills it.
+
+    Args:
+        arguments: CONFIG and KEY=VALUE of the command line; may be empty.
+    """
+
+    def __init__(self, arguments: Sequence[str]):
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end of the block
+        variables = {'XLA_PYTHON_CLIENT_PREALLOCATE': 'false', 'PYTHONWARNINGS': 'ignore'}
+        command = [sys.executable, '-m', 'pretrax.doctor.probe', *(arguments or [''])]
+        streams = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': self._errors}
+        self._process = Child(command, variables | os.environ, **streams)
+
+    def __enter__(self) -> 'ProbeProcess':
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill_all()
+        self._process.wait()
+        for file in (self._process.stdin, self._process.stdout, self._errors):
+            assert file is not None
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def run(self, seconds: float) -> list[Finding]:
+        """The findings of all checks.
+
+        Args:
+            seconds: for each check.
+        """
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f'{seconds}\n'.encode())
+            self._process.stdin.flush()
+        lines: queue.Queue[bytes] = queue.Queue()
+        threading.Thread(target=self._read, args=(lines,), daemon=True).start()
+        found: list[Finding] = []
+        fixes, at = {check.name: check.fix for check in DEVICES} | {JOIN: JOIN_FIX}, JOIN
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                line = lines.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                found.append(failure(at, f'no result within {seconds:.0f} s', fixes[at]))
+                return found
+            if not line:
+                found.append(failure(at, f'{self._end()}', fixes[at]))
+                return found
+            value = json.loads(line)
+            if value == '':
+                return found
+            if isinstance(value, str):
+                at, until = value, time.monotonic() + seconds
+            else:
+                found.append(Finding.from_json(value))
+
+    def _read(self, lines: queue.Queue[bytes]) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            lines.put(line)
+        lines.put(b'')
+
+    def _end(self) -> str:
+        """How the process has ended, in a line."""
+        self._process.wait_up_to(10)
+        code = self._process.poll() or 0
+        how = f'ended by {signal.Signals(-code).name}' if code < 0 else f'ended with exit code {code}'
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read().decode(errors='replace').splitlines() if line.strip()]
+        useful = [line for line in lines if not line.startswith(_NOISE)] or lines
+        return f'{how}: {useful[-1][:200]}' if useful else how
 
 
 def diagnose(context: Context, coordinator: str, arguments: Sequence[str], seconds: float) -> Diagnosis | int:

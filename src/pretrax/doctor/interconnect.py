@@ -17,9 +17,8 @@ from pretrax.amounts import size
 from pretrax.cost.links import Network, places_of, wire_bytes
 from pretrax.cost.topology import topology_of
 from pretrax.doctor.barrier import wait_for_all
-from pretrax.doctor.comparison import share_of
+from pretrax.doctor.comparison import NETWORK_FIX, rounds, share_of
 from pretrax.doctor.findings import Context, Finding, failure, warning
-from pretrax.doctor.pairs import NETWORK_FIX, rounds
 
 _SIZES = {'cpu': (100_000, 1_000_000, 10_000_000)}  # bytes per device
 _LARGE_SIZES = (1_000_000, 16_000_000, 256_000_000)

@@ -20,9 +20,8 @@ from pretrax.experiments.base_file import RunOptions
 from pretrax.experiments.trial_job import FOREGROUND, TrialJob, check_launch, dry_run, launch_command, write_config
 from pretrax.launch.local import pretrax_command, share_of
 from pretrax.launch.restarts import LONGEST_WAIT, Outcome, Restarts, newest_checkpoint, outcome
-from pretrax.launch.signals import STOP
 from pretrax.observe.metrics import read_metrics
-from pretrax.system.children import Child, handling, prepare_training
+from pretrax.system.children import STOP, Child, handling, prepare_training
 from pretrax.system.locks import DirectoryLock, LockedError, holder_of, is_locked, lock, lock_directory
 
 CONTINUES = 'the same command continues'

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pretrax.errors import Report, UnavailableError, UserError
-from pretrax.launch.engine import Engine
+from pretrax.launch.engine import Engine, run_tool
 from pretrax.launch.manifests import CONTAINER, INDEX, RUN_DIR, RUN_LABEL, SLICE, Manifest, Pods, as_yaml
 from pretrax.launch.record import LaunchRecord
 from pretrax.storage import AnyPath, BucketPath
@@ -245,14 +245,7 @@ def _place(namespace: str | None) -> list[str]:
 
 
 def _kubectl(*words: str, text: str | None = None, wait: int = _WAIT) -> subprocess.CompletedProcess[str]:
-    """Runs kubectl. A cluster that does not answer is a failure, too."""
-    command = ['kubectl', *words]
-    try:
-        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=wait)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, '', f'no answer in {wait} s')
-    except FileNotFoundError:
-        return subprocess.CompletedProcess(command, 127, '', 'there is no kubectl on the PATH')
+    return run_tool(['kubectl', *words], wait, text)
 
 
 def _is_missing(done: subprocess.CompletedProcess[str]) -> bool:

@@ -18,9 +18,8 @@ from pretrax.config import RunConfig
 from pretrax.errors import DONE, TRY_AGAIN, Report
 from pretrax.launch.crash import Crash, StackFiles, write_crash_report
 from pretrax.launch.restarts import newest_checkpoint
-from pretrax.launch.signals import PASSED_ON, STOP
 from pretrax.storage.locate import working_directory
-from pretrax.system.children import Child, handling, prepare_training
+from pretrax.system.children import PASSED_ON, STOP, Child, handling, prepare_training
 
 _TAIL = 200  # lines of output in a crash report
 _PATIENCE = 5.0  # seconds for the last output
@@ -44,7 +43,7 @@ class Node:
     Args:
         controlled: take signals from standard input, one name per line, and kill the training when it ends.
         until_done: the run is continued if its training stops early, also without a request to this process.
-        waiting: signals that have arrived already, from `launch.signals.signals_from_now_on`.
+        waiting: signals that have arrived already, from `system.children.signals_from_now_on`.
     """
 
     def __init__(

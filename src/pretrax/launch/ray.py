@@ -6,9 +6,13 @@ everywhere. Ray's own `JaxTrainer` is not used: it does not initialize `jax.dist
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import signal
+import socket
+import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -18,8 +22,8 @@ from pretrax.doctor.host_facts import Facts, facts, problem_of
 from pretrax.errors import MISTAKE, Report
 from pretrax.launch.group import TAIL, Group, identity, output_file
 from pretrax.launch.ray_cluster import Cluster, Place
-from pretrax.launch.ray_worker import RayWorker
 from pretrax.launch.remote import from_shell
+from pretrax.system.children import Child
 
 _PLACED_SECONDS = 5.0  # to wait for the placement of workers before the launcher goes on
 _REPORT_SECONDS = 10.0  # after which the user learns that workers wait for resources
@@ -271,3 +275,57 @@ class RayGroup(Group):
         if not self._nodes:
             return [number for number, code in self._codes.items() if code == -signal.SIGHUP]
         return [number for number in sorted(self._broken) if not self._cluster.is_alive(self._nodes[number])]
+
+
+_NODE_SECONDS = 10.0  # seconds for the node command to end its training
+_LOOK = 0.1  # seconds between two looks for output
+
+
+class RayWorker:
+    """The process of one node. Several methods run at once."""
+
+    def __init__(self) -> None:
+        self._process: Child | None = None
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  until the actor ends
+
+    def facts(self, directory: str, words: Sequence[str], token: str) -> Facts:
+        """See `pretrax.doctor.host_facts`."""
+        try:
+            os.chdir(directory)
+        except OSError as error:
+            return {'problem': f'{directory}: {error.strerror}\nuse a directory that all nodes share: --directory PATH'}
+        return facts(words[0], words[1:], token)
+
+    def free_port(self) -> int:
+        """A free port of this machine."""
+        with socket.socket() as free:
+            free.bind(('', 0))
+            return free.getsockname()[1]
+
+    def run(self, arguments: Sequence[str], directory: str, environment: Mapping[str, str]) -> int:
+        """Runs Python to its end, and returns its exit code."""
+        streams = {'stdin': subprocess.PIPE, 'stdout': self._output, 'stderr': subprocess.STDOUT}
+        command, variables = [sys.executable, *arguments], {**os.environ, **environment}
+        self._process = Child(command, variables, cwd=directory, **streams)
+        return self._process.wait()
+
+    def send(self, number: int) -> None:
+        """Passes a signal to the training."""
+        if self._process is not None:
+            self._process.tell(number)
+
+    def end(self) -> None:
+        """Kills the process, and what it has started."""
+        if self._process is None:
+            return
+        self._process.close_input()
+        self._process.wait_up_to(_NODE_SECONDS)
+        self._process.kill_all()
+        self._process.wait_up_to(_NODE_SECONDS)
+
+    def read(self, begin: int, seconds: float) -> bytes:
+        """The output from an offset on. If there is none, it waits for some seconds."""
+        until = time.monotonic() + seconds
+        while not (piece := os.pread(self._output.fileno(), 1 << 16, begin)) and time.monotonic() < until:
+            time.sleep(_LOOK)
+        return piece

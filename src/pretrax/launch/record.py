@@ -13,8 +13,8 @@ from typing import Any
 import pydantic
 
 from pretrax.errors import UserError, first_line
-from pretrax.storage import AnyPath, BucketPath, locate
-from pretrax.system.atomic import write_file
+from pretrax.storage import AnyPath
+from pretrax.storage.locate import write_whole
 from pretrax.system.command_line import without_secrets
 
 FILE = 'launch.json'
@@ -47,12 +47,8 @@ class LaunchRecord(pydantic.BaseModel):
 
 def write_record(run_dir: AnyPath, record: LaunchRecord) -> None:
     """Writes the record of a run, on a disk or in a bucket. Raises OSError."""
-    content = (record.model_dump_json(indent=1) + '\n').encode()
-    if isinstance(run_dir, BucketPath):
-        (run_dir / FILE).write_bytes(content)
-    else:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        write_file(run_dir / FILE, content)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_whole(run_dir / FILE, (record.model_dump_json(indent=1) + '\n').encode())
 
 
 def read_record(run_dir: AnyPath) -> LaunchRecord:
@@ -73,11 +69,3 @@ def read_record(run_dir: AnyPath) -> LaunchRecord:
         raise UserError(f'{path} is not a record of a launch: {first_line(error)}\nlaunch the run again') from None
     except OSError as error:
         raise UserError(f'{path} cannot be read: {error.strerror}') from error
-
-
-def run_named(text: str) -> AnyPath:
-    """The run directory that a user means: a directory, a URL, or the name of a run below `runs/`."""
-    path = locate(text)
-    if isinstance(path, BucketPath) or path.exists() or len(path.parts) > 1 or not (RUNS / path).exists():
-        return path
-    return RUNS / path

@@ -17,14 +17,13 @@ from pretrax.launch.crash import Crash, StackFiles, attempt_label, write_crash_r
 from pretrax.launch.elastic import Slots
 from pretrax.launch.group import Group
 from pretrax.launch.restarts import Outcome, RestartOptions, Restarts, newest_checkpoint, outcome
-from pretrax.launch.signals import PASSED_ON, STOP
 from pretrax.observe.attempts import note
 from pretrax.observe.notices import LaunchNotices
 from pretrax.storage import BucketPath
 from pretrax.storage.lease import FILE, HeldError, Lease, LostError
 from pretrax.storage.locate import working_directory
 from pretrax.storage.mirror import Mirror
-from pretrax.system.children import handling
+from pretrax.system.children import PASSED_ON, STOP, handling
 
 _LOOK = 0.05  # seconds between two checks of the processes
 _AFTER_FAILURE = 0.3  # seconds in which others may end too, so that the cause is among them

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, Report, UserError
-from pretrax.launch.engine import Engine
+from pretrax.launch.engine import NO_ANSWER, Engine, run_tool
 from pretrax.launch.options import SliceOptions
 from pretrax.launch.record import LaunchRecord
 from pretrax.launch.shipped import CONFIG, STOPPED, fill_template
@@ -40,7 +40,6 @@ _CODE = re.compile(r'^pretrax: process (\d+) exit code (\d+)$', re.MULTILINE)
 _GRACE = 300  # seconds for the last checkpoint
 _WAIT = 120.0  # seconds for an answer of gcloud
 _LONG = 900.0  # the same, if it creates or deletes VMs
-_NO_ANSWER = 124  # exit code of a command that was ended, as `timeout` has it
 _PATIENCE = 30 * 60.0  # seconds for which a watch goes on while gcloud fails
 
 
@@ -79,7 +78,7 @@ def check_gcloud() -> None:
             'there is no gcloud on the PATH\ninstall it: https://cloud.google.com/sdk/docs/install, '
             'or print the commands for another machine: --dry-run'
         )
-    done = _run(['gcloud', 'auth', 'list', '--filter=status:ACTIVE', '--format=value(account)'])
+    done = run_tool(['gcloud', 'auth', 'list', '--filter=status:ACTIVE', '--format=value(account)'], _WAIT)
     if done.returncode or not done.stdout.strip():
         raise UserError('gcloud has no active account\nlog in: gcloud auth login')
 
@@ -260,16 +259,17 @@ class Watch:
 
     def _ended(self) -> int | None:
         """The exit code of the run; None: it trains, or the VMs do not answer."""
-        done = _run(ssh_command(self._slices, _codes(self._slices)))
-        if done.returncode == _NO_ANSWER and not self._is_silent:
+        done = run_tool(ssh_command(self._slices, _codes(self._slices)), _WAIT)
+        if done.returncode == NO_ANSWER and not self._is_silent:
             self._say(f'launch: the VMs do not answer ssh: {_last(done.stderr)}')
-        self._is_silent = done.returncode == _NO_ANSWER
+        self._is_silent = done.returncode == NO_ANSWER
         codes = {int(process): int(code) for process, code in _CODE.findall(done.stdout)}
         bad = {process: code for process, code in codes.items() if code not in (DONE, TRY_AGAIN, STOPPED)}
         if bad:
             process, code = next(iter(bad.items()))
             node, worker = divmod(process, self._slices.hosts)
-            last = _run(ssh_command(self._slices, _tail(self._slices.name, 20, False), str(node), str(worker)))
+            tail = ssh_command(self._slices, _tail(self._slices.name, 20, False), str(node), str(worker))
+            last = run_tool(tail, _WAIT)
             self._say(f'{last.stdout.rstrip()}\nlaunch: process {process} has ended with exit code {code}')
             return MISTAKE if code == CONFIGURATION else code
         if len(codes) < self._slices.processes:
@@ -311,7 +311,7 @@ class TpuVm(Engine):
             return f'tpu-vm: there is no queued resource {record.job}: it was stopped before, or has ended'
         saved = ''
         if state == 'ACTIVE':
-            done = _run(ssh_command(slices, _stop(slices)), _GRACE + _WAIT)
+            done = run_tool(ssh_command(slices, _stop(slices)), _GRACE + _WAIT)
             saved = f'; {len(_CODE.findall(done.stdout))} of {slices.processes} processes have saved and ended'
         _checked(delete_command(slices), _LONG)
         return f'tpu-vm: queued resource {record.job} is deleted{saved}'
@@ -344,7 +344,7 @@ def _tail(name: str, lines: int, follow: bool) -> str:
 
 def _state(slices: Slices) -> str | None:
     """The state of a queued resource: WAITING_FOR_RESOURCES, ACTIVE, ...; None: it does not exist."""
-    done = _run(describe_command(slices))
+    done = run_tool(describe_command(slices), _WAIT)
     if done.returncode and re.search('not.?found', done.stderr, re.IGNORECASE):
         return None
     _check(done)
@@ -352,7 +352,7 @@ def _state(slices: Slices) -> str | None:
 
 
 def _checked(command: Sequence[str], seconds: float) -> None:
-    _check(_run(command, seconds))
+    _check(run_tool(command, seconds))
 
 
 def _check(done: subprocess.CompletedProcess[str]) -> None:
@@ -361,17 +361,6 @@ def _check(done: subprocess.CompletedProcess[str]) -> None:
             f'{shlex.join(done.args[:6])}: {_last(done.stderr)}\n'
             'if it fails again: gcloud auth login; gcloud compute tpus queued-resources list --zone=ZONE'
         )
-
-
-def _run(command: Sequence[str], seconds: float | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs gcloud. A call that does not end within `seconds`, or cannot be started, is a failure, too."""
-    limit = _WAIT if seconds is None else seconds
-    try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, _NO_ANSWER, '', f'no answer in {limit:g} s')
-    except OSError as error:
-        return subprocess.CompletedProcess(command, 127, '', f'it cannot be started: {error.strerror}')
 
 
 def _last(text: str) -> str:

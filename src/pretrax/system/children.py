@@ -84,3 +84,15 @@ def prepare_training() -> None:
     with contextlib.suppress(ValueError, OSError):  # macOS refuses an unlimited number
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each process has connections to all others
     end_with_parent()
+
+
+STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
+PASSED_ON = (*STOP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def signals_from_now_on() -> list[int]:
+    """Keeps signals for a `Node` until there is one. The first process of a container ignores others."""
+    waiting: list[int] = []
+    for number in PASSED_ON:
+        signal.signal(number, lambda got, _: waiting.append(got))
+    return waiting

@@ -13,10 +13,11 @@ def logs(
     lines: int = option('Number of last lines to print.', '-n', default=100, min=0),
     follow: bool = option('Print new lines as they come.', '-f', default=False),
 ) -> int:
-    from pretrax.launch.record import read_record, run_named
-    from pretrax.launch.registry import engine_of
+    from pretrax.launch.engine import engine_of
+    from pretrax.launch.record import read_record
+    from pretrax.storage import locate_run
 
-    run_dir = run_named(run)
+    run_dir = locate_run(run)
     record = read_record(run_dir)
     command = list(engine_of(record).log_command(record, run_dir, process, lines, follow))
     try:

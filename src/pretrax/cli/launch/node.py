@@ -24,7 +24,7 @@ class Options(Configuration):
 
 
 def node(options: Options) -> int:
-    from pretrax.launch.signals import signals_from_now_on
+    from pretrax.system.children import signals_from_now_on
 
     waiting = signals_from_now_on()  # before the slow imports
     from pretrax.launch.crash import attempt_label

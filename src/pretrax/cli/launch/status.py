@@ -8,11 +8,12 @@ def status(
     run: LaunchedRun,
 ) -> None:
     from pretrax.launch.crash import newest_reports
-    from pretrax.launch.record import read_record, run_named
-    from pretrax.launch.registry import engine_of
+    from pretrax.launch.engine import engine_of
+    from pretrax.launch.record import read_record
+    from pretrax.storage import locate_run
     from pretrax.view.run_list import list_runs, runs_text
 
-    run_dir = run_named(run)
+    run_dir = locate_run(run)
     record = read_record(run_dir)
     print(engine_of(record).status(record))
     try:

@@ -23,8 +23,8 @@ class Options(Launch):
 def tpu_vm(options: Options) -> int:
     from pretrax.cost.topology import parse_topology
     from pretrax.launch import tpu_vm as engine
+    from pretrax.launch.engine import refuse_if_running
     from pretrax.launch.manifests import object_name
-    from pretrax.launch.registry import refuse_if_running
     from pretrax.launch.shipped import check_variables, keep_record, record_directory, shipped
     from pretrax.launch.sizes import check_request
     from pretrax.system.target import Target
