@@ -22,31 +22,6 @@ from pretrax.errors import UserError
 ROOT = Path(__file__).parent
 
 
-# Verbs of other tools, and what to write here.
-_MEANT = {
-    'resume': 'a run resumes when it is started again: pretrax train CONFIG',
-    'continue': 'a run resumes when it is started again: pretrax train CONFIG',
-    'finetune': 'start from other weights: pretrax train CONFIG init_from=RUN_OR_CHECKPOINT',
-    'sample': 'write text with a trained model: pretrax generate RUN',
-    'chat': 'talk to a trained model: pretrax generate RUN --chat, or pretrax serve RUN',
-    'fit': 'pretrax train CONFIG',
-    'run': 'pretrax train CONFIG',
-    'pretrain': 'pretrax train CONFIG',
-    'test': 'measure a trained model: pretrax eval RUN',
-    'evaluate': 'pretrax eval RUN',
-    'benchmark': 'time configurations: pretrax bench SWEEP; check this machine: pretrax doctor',
-    'sweep': 'time configurations: pretrax bench SWEEP; find the best values: pretrax search FILE',
-    'tune': 'find the best values: pretrax search FILE',
-    'convert': 'from other tools: pretrax import, pretrax import-config; to Hugging Face: pretrax export',
-    'list': 'pretrax runs',
-    'ls': 'pretrax runs',
-    'status': 'pretrax runs; of a launched run: pretrax launch status RUN',
-    'logs': 'pretrax watch RUN; of a launched run: pretrax launch logs RUN',
-    'tensorboard': 'pretrax watch RUN shows the curves; log.tensorboard=true writes files for TensorBoard',
-    'version': 'pretrax --version',
-}
-
-
 class Group(TyperGroup):
     """The verbs in a folder."""
 
@@ -124,9 +99,11 @@ def _commands(folder: Path, words: tuple[str, ...] = ()) -> Iterator[tuple[str, 
 
 def _no_verb(command: str, args: Sequence[str]) -> str:
     """`pretrax trian`: the nearest verb of all groups, those of this group first."""
+    from pretrax.config.other_tools import other_tools
+
     given, here = args[0], tuple(command.split()[1:])
-    if not here and given in _MEANT:
-        return f'pretrax has no verb {given!r}\n  {_MEANT[given]}'
+    if not here and (meant := other_tools().verbs.get(given)):
+        return f'pretrax has no verb {given!r}\n  {meant}'
     if not here and Path(given).suffix in ('.yaml', '.yml'):
         return f'{given} is a configuration, not a verb\n  did you mean: {" ".join([command, "train", *args])}'
     every = list(_commands(ROOT))

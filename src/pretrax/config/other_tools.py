@@ -14,11 +14,13 @@ class OtherTools(NamedTuple):
     names: {name in another tool: key of pretrax}.
     values: {section: its key that a plain value is meant for}.
     advice: {name in another tool: what to do instead}.
+    verbs: {verb of another tool: what to write instead}.
     """
 
     names: dict[str, str]
     values: dict[str, str]
     advice: dict[str, str]
+    verbs: dict[str, str]
 
 
 @functools.cache
@@ -26,7 +28,7 @@ def other_tools() -> OtherTools:
     """The table `other_tools.yaml`."""
     table = read_table(Path(__file__).with_suffix('.yaml'))
     names = {name: key for key, names in table['names'].items() for name in names}
-    return OtherTools(names, table['values'], table['advice'])
+    return OtherTools(names, table['values'], table['advice'], table['verbs'])
 
 
 def advice_for(key: str, value: Any, given: Mapping[str, Any], known: Mapping[str, str], is_shown: bool = True) -> str:

@@ -12,9 +12,9 @@ import re
 import select
 import signal
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -26,53 +26,6 @@ from pretrax.tables import read_table
 
 type Variables = Mapping[str, str]
 
-# Settings of JAX, by name, with which a run cannot be trained: what they may not be, and why.
-_REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    'jax_enable_x64': (bool, 'weights and optimizer states are f32'),
-    'jax_disable_jit': (bool, 'steps are compiled before they run'),
-    'jax_no_tracing': (bool, 'steps are traced'),
-    'jax_no_execution': (bool, 'steps are executed'),
-    'jax_threefry_partitionable': (lambda value: not value, 'random numbers would depend on the mesh'),
-    'jax_default_prng_impl': (lambda value: value != 'threefry2x32', 'a seed would mean other weights'),
-    'jax_random_seed_offset': (bool, 'a seed would mean other weights'),
-    'jax_numpy_dtype_promotion': (lambda value: value == 'strict', 'pretrax and its libraries promote dtypes'),
-    'jax_numpy_rank_promotion': (lambda value: value == 'raise', 'pretrax and its libraries promote ranks'),
-    **{
-        f'jax_error_checking_behavior_{what}': (lambda value: value == 'raise', 'steps run inside of shard_map')
-        for what in ('nan', 'divide', 'oob')
-    },
-    **{
-        f'jax_transfer_guard{way}': (
-            lambda value: str(value).startswith('disallow'),
-            'batches and metrics move between host and devices',
-        )
-        for way in ('', '_host_to_device', '_device_to_host', '_device_to_device')
-    },
-}
-# Settings with which a run is trained, but differently.
-_CHANGING = {
-    'jax_default_matmul_precision': 'products that do not name a precision are computed in this one on GPUs and TPUs',
-    'jax_disable_most_optimizations': 'other programs: sums may round differently, and steps are slow',
-    'jax_optimization_level': 'other programs: sums may round differently',
-    'jax_debug_nans': 'a step with a NaN ends the run, and is not skipped; steps are slow',
-    'jax_debug_infs': 'a step with an infinity ends the run, and is not skipped; steps are slow',
-}
-# Variables of JAX that are not settings.
-_MORE = frozenset(
-    f'JAX_{name}'
-    for name in (
-        'COORDINATOR_ADDRESS',
-        'COORDINATOR_BIND_ADDRESS',
-        'COORDINATOR_PORT',
-        'NUM_PROCESSES',
-        'PROCESS_ID',
-        'LOCAL_DEVICE_IDS',
-        'FORCE_TPU_INIT',
-        'PARTITION_INDEX',
-        'SLICE_INDEX',
-        'EXPORT_IGNORE_FORWARD_COMPATIBILIY',
-    )
-)
 # Flags of XLA that trade exactness for speed, or the other way round.
 _INEXACT = re.compile(r'--\w*(fast_m|excess_precision|precision|bf16|f16|f8|tf32|determini|nans|infs|reassoc)\w*')
 
@@ -89,9 +42,10 @@ class Row(NamedTuple):
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names.split())
 
 
-TABLE = tuple(Row(**row) for row in read_table(Path(__file__).with_suffix('.yaml')))
+_FILE = read_table(Path(__file__).with_suffix('.yaml'))
+TABLE = tuple(Row(**row) for row in _FILE['table'])
 # Settings in which the processes of a run must not differ.
-SETTINGS = (*_REFUSED, *_CHANGING)
+SETTINGS = (*_FILE['refused'], *_FILE['changing'])
 
 
 def check_variables() -> None:
@@ -100,9 +54,10 @@ def check_variables() -> None:
     Raises:
         UserError: a run cannot be trained with one of them.
     """
-    for setting, (is_wrong, why) in _REFUSED.items():
+    for setting, (wrong, why) in _FILE['refused'].items():
         value = jax.config.values.get(setting)
-        if value is not None and is_wrong(value):
+        is_wrong = fnmatch.fnmatchcase(str(value), wrong.removeprefix('not ')) != wrong.startswith('not ')
+        if value is not None and is_wrong:
             name = setting.upper()
             raise UserError(f'{name} is set to {value}: {why}\nunset {name}')
     _check_gpus(os.environ)
@@ -125,10 +80,10 @@ def seen_variables(variables: Variables = os.environ) -> list[tuple[str, str]]:
 def warnings_of(variables: Variables) -> list[str]:
     """Warnings for a run: variables that change its numbers or its end, and variables of JAX that JAX ignores."""
     settings = jax.config.values
-    known = {name.upper() for name in settings if name.startswith('jax_')} | _MORE
+    known = {name.upper() for name in settings if name.startswith('jax_')} | set(_FILE['more'])
     found = [
         f'{name.upper()}={settings[name]}: {what}'
-        for name, what in _CHANGING.items()
+        for name, what in _FILE['changing'].items()
         if name in settings and settings[name] not in (None, False) and name.upper() in variables
     ]
     found += [

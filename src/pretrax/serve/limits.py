@@ -3,22 +3,14 @@
 import dataclasses
 import time
 from collections import deque
+from pathlib import Path
 
 from pretrax.errors import Report, printable
 from pretrax.serve.errors import ApiError, busy
+from pretrax.tables import read_table
 
 _MOST_CLIENTS = 10_000  # whose rates are remembered
-REASONS = {
-    'wrong_key': 'a wrong API key',
-    'wrong_keys': 'a key that was not looked at, after too many wrong ones',
-    'total': 'a connection: there are too many',
-    'address': 'a connection: there are too many from one address',
-    'replaced': 'a connection that waited, in favour of a newer one',
-    'head_size': 'a request whose head is too large',
-    'head_time': 'a connection on which no head of a request arrived in time',
-    'malformed': 'a request that is not HTTP',
-    'stalled': 'a connection whose client does not read its answer',
-}
+REASONS = read_table(Path(__file__).with_name('metrics.yaml'))['refused']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

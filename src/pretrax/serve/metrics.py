@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -10,24 +11,9 @@ from prometheus_client.registry import Collector
 
 from pretrax.infer.request import EngineStatus
 from pretrax.serve.limits import Refusals
+from pretrax.tables import read_table
 
-_GAUGES = {
-    'slots': 'Requests that the engine can run at once.',
-    'busy_slots': 'Requests that the engine runs.',
-    'waiting': 'Requests that wait for a slot.',
-    'pages': 'Pages of the cache.',
-    'used_pages': 'Pages of the cache that running requests use.',
-    'cached_pages': 'Pages of the cache kept for later prompts with the same beginning.',
-}
-_COUNTERS = {
-    'blocks': 'Blocks that the engine has run.',
-    'prompt_tokens': 'Tokens of prompts.',
-    'cached_prompt_tokens': 'Tokens of prompts that were in the cache.',
-    'generated_tokens': 'Tokens of answers.',
-    'proposed_tokens': 'Tokens that speculation proposed.',
-    'accepted_tokens': 'Tokens that speculation proposed and the model confirmed.',
-    'compilations': 'Programs compiled after the start; each one delays requests.',
-}
+_TABLE = read_table(Path(__file__).with_suffix('.yaml'))
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 # (name of a model, status of its engine, step of its weights, requests that the server has admitted)
@@ -82,7 +68,7 @@ class _Engines(Collector):
 
     def collect(self) -> Iterator[Any]:
         states = list(self._states())
-        for kind, names in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+        for kind, names in ((GaugeMetricFamily, _TABLE['gauges']), (CounterMetricFamily, _TABLE['counters'])):
             for name, about in names.items():
                 family = kind(f'pretrax_{name}', about, labels=['model'])
                 for model, status, _, _ in states:

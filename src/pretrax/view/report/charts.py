@@ -1,5 +1,6 @@
 """The curves of a report as arrays for the page, which of them each chart shows, and layer statistics as heat maps."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -7,25 +8,12 @@ import numpy as np
 from pretrax.errors import UserError
 from pretrax.observe.layer_statistics import read_layer_statistics
 from pretrax.storage import AnyPath
+from pretrax.tables import read_table
 from pretrax.view.definitions import Definition, definition_of, definition_of_statistic
 from pretrax.view.record.run_record import RunRecord
 from pretrax.view.report.encoding import Arrays
 
-_GROUPS = (
-    ('Loss', ('loss', 'val_loss', 'val_loss_ema')),
-    ('Bits per byte', ('bits_per_byte', 'val_bits_per_byte')),
-    ('Validation loss by source', ('val_loss/',)),
-    ('Tasks', ('task/',)),
-    ('Standard errors of tasks', ('task_stderr/',)),
-    ('Cross-entropy of multi-token prediction', ('mtp_nll/',)),
-    ('Gradient norm', ('grad_norm', 'clipped_grad_norm')),
-    ('Learning rate', ('learning_rate',)),
-    ('Tokens per second', ('tokens_per_second',)),
-    ('MFU', ('mfu', 'mfu_full')),
-    ('Goodput', ('goodput',)),
-    ('Load of experts', ('expert_load_max', 'expert_load_min')),
-    ('Routing', ('expert_load_entropy', 'dropped_fraction')),
-)  # a key that ends in / stands for all keys with this beginning
+_GROUPS: dict[str, list[str]] = read_table(Path(__file__).with_suffix('.yaml'))
 _SELDOM = ('targets', 'skipped_steps', 'skipped_in_a_row', 'steps_without_targets')  # at the end
 
 
@@ -42,7 +30,7 @@ def charts_of(record: RunRecord) -> list[ChartSpec]:
     """The charts of a run, those that people look at most first."""
     rest = [key for key in record.metrics if key != 'tokens']  # an axis
     groups: list[tuple[str, list[str]]] = []
-    for title, wanted in _GROUPS:
+    for title, wanted in _GROUPS.items():
         keys = [key for one in wanted for key in rest if key == one or (one[-1] == '/' and key.startswith(one))]
         rest = [key for key in rest if key not in keys]
         if keys:
