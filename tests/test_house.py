@@ -37,7 +37,7 @@ MAY_IMPORT = {
     'hlo': {'cost', 'tables'},
     'system': {'errors', 'cost'},
     'data': {'errors', 'system', 'storage'},
-    'checkpoint': {'errors', 'jax_compat', 'system', 'storage'},
+    'checkpoint': {'errors', 'jax_compat', 'system', 'storage', 'tables'},
     'observe': {'amounts', 'errors', 'system', 'storage'},
     'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'system', 'storage', 'tables'},
     'infer': {'errors', 'option', 'jax_compat', 'shardlib', 'model'},
@@ -109,7 +109,7 @@ STAYS, RETURNS = 18, 4
 # How many files of the source name an option of the decoder, by its last part: the median of all options.
 FILES_PER_OPTION = 9
 # All lines of the Python source. Only a new feature raises it, by what it needs; the aim is 70,000.
-SOURCE_LINES = 79_360
+SOURCE_LINES = 79_300
 # Functions with more than 7 parameters; functions of more than 60 lines; calls with more than 6 arguments by position.
 # They only go down, to none.
 LONG_SIGNATURES, LONG_FUNCTIONS, LONG_CALLS = 20, 12, 27
@@ -223,7 +223,7 @@ TESTED_BY = {
     'shardlib/test_ops.py': 'shardlib/scan',
     'system/test_open_mpi.py': 'system/launchers',
     'storage/test_mirror.py': 'storage/parts storage/index',
-    'view/compare/test_comparison.py': 'cli/compare view/compare/arms view/compare/page view/compare/text',
+    'view/compare/test_comparison.py': 'cli/compare view/compare/arms view/compare/text',
     'cli/test_scaling.py': 'view/scaling/report',
     'view/test_report.py': 'cli/report view/template view/report/charts view/report/encoding view/report/facts',
     'view/record/test_run_record.py': 'view/record/columns view/record/settings view/record/state',
@@ -231,7 +231,7 @@ TESTED_BY = {
     'translate/test_maxtext.py': 'translate/maxtext_training',
     'translate/test_modalities.py': 'translate/modalities_components',
     'translate/test_tools.py': 'cli/import_config',
-    'view/trace/test_run_trace.py': 'cli/trace view/trace/advice view/trace/table view/trace/steps',
+    'view/trace/test_run_trace.py': 'cli/trace view/trace/table view/trace/steps',
 }
 HEAVY = {'jax', 'jaxlib', 'optax', 'orbax', 'zarr', 'tokenizers', 'numpy'}
 

@@ -8,7 +8,7 @@ import pytest
 
 from launched import PATIENCE, PRETRAX, environment, write_run
 from pretrax.errors import UserError
-from pretrax.experiments.seeds import train_seeds
+from pretrax.experiments.training import train_seeds
 from pretrax.observe.metrics import read_metrics
 
 

@@ -207,7 +207,7 @@ def watch(monkeypatch):
             given = answers[command[4]]
             return subprocess.CompletedProcess(command, *(given.pop(0) if len(given) > 1 else given[0]))
 
-        monkeypatch.setattr(tpu_vm, '_run', answer)
+        monkeypatch.setattr(tpu_vm, 'run_tool', answer)
         monkeypatch.setattr(tpu_vm, '_PATIENCE', patience)
         try:
             code = tpu_vm.Watch(SLICES, {CONFIG: 'steps: 1\n'}, said.append, every=0.01).run()

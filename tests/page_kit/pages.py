@@ -23,7 +23,7 @@ from pretrax.system.locks import lock_directory
 from pretrax.view.charts.curves import chart, curve, load_runs
 from pretrax.view.charts.page import chart_page
 from pretrax.view.compare.comparison import compare
-from pretrax.view.compare.page import compare_page
+from pretrax.view.compare.text import compare_page
 from pretrax.view.program.picture import page_of
 from pretrax.view.record.run_record import read_run
 from pretrax.view.report import write_report

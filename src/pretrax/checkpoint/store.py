@@ -29,7 +29,7 @@ class SaveError(Exception):
     """A checkpoint could not be written, for example because the disk is full or the directory is not writable."""
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager['Checkpoints']):
     """Writes the checkpoints of one run directory.
 
     Args (functions are called in process 0):
@@ -114,9 +114,6 @@ class Checkpoints:
 
         if problem := _in_first_process('remove', remove):
             raise SaveError(f'checkpoints after step {step} in {self.directory} could not be removed: {problem}')
-
-    def __enter__(self) -> 'Checkpoints':
-        return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         # After an error in one of several processes the others may be gone, and a save would wait for them forever.

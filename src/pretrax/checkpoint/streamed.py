@@ -16,6 +16,7 @@ from pretrax.checkpoint.directory import write_synced
 from pretrax.checkpoint.manifest import STATE, Array, File, partial_directory, publish
 from pretrax.checkpoint.pieces import Piece
 from pretrax.checkpoint.state_files import array_metadata, chunk_name, tree_metadata, write_one
+from pretrax.tables import nested
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,7 @@ def write_streamed(
         for at, piece in array.pieces():
             chunk = chunk_name((*at, *(0 for _ in rest)))
             write(f'{STATE}/weights.{path}/{chunk}', np.asarray(piece, np.float32).reshape(rest))
-    write(*tree_metadata({'weights': _nested(weights)}))
+    write(*tree_metadata({'weights': nested(weights)}))
     arrays = {f'weights.{path}': Array(shape=array.shape, dtype='float32') for path, array in weights.items()}
     publish(place, directory.absolute(), step, description, arrays, files)
     return directory / str(step)
-
-
-def _nested(by_path: Mapping[str, StreamedArray]) -> dict[str, Any]:
-    """{'a.b': leaf} -> {'a': {'b': leaf}}"""
-    tree: dict[str, Any] = {}
-    for path, leaf in by_path.items():
-        *above, name = path.split('.')
-        node = tree
-        for part in above:
-            node = node.setdefault(part, {})
-        node[name] = leaf
-    return tree

@@ -3,8 +3,8 @@
 import importlib.util
 import os
 
-from pretrax.errors import system_errors
-from pretrax.storage import locate
+from pretrax.errors import UserError, system_errors
+from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.locate import write_whole
 
 
@@ -14,6 +14,23 @@ def write_output(out: str, content: str | bytes) -> None:
     with system_errors(f'cannot write {out}'):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content if isinstance(content, bytes) else content.encode())
+
+
+def write_new(path: AnyPath, text: str) -> None:
+    """Writes a file that does not exist yet, with its directories. Raises UserError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(path, BucketPath):
+            if path.exists() or not path.create(text.encode()):
+                raise FileExistsError
+        else:
+            with path.open('x') as new:
+                new.write(text)
+    except FileExistsError:
+        raise UserError(f'{path} already exists and is not overwritten\n  choose another name') from None
+    except OSError as error:
+        raise UserError(f'{path} cannot be written: {error.strerror}') from error
+    print(f'wrote {path}')
 
 
 def next_command(command: str) -> str:

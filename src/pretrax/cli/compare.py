@@ -29,7 +29,7 @@ def compare(
     from pretrax.view.compare import text as compare_text
     from pretrax.view.compare.comparison import Options
     from pretrax.view.compare.comparison import compare as compared
-    from pretrax.view.compare.page import compare_page
+    from pretrax.view.compare.text import compare_page
     from pretrax.view.record.run_record import read_run
 
     formats = {

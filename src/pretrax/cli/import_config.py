@@ -6,7 +6,7 @@ has another meaning here, or none.
 
 from pathlib import Path
 
-from pretrax.cli._output import next_command
+from pretrax.cli._output import next_command, write_new
 from pretrax.errors import UserError
 from pretrax.option import argument, option
 
@@ -31,13 +31,6 @@ def import_config(
     if out is None:
         print(text, end='')
         return
-    try:
-        with out.open('x') as new:
-            new.write(text)
-    except FileExistsError:
-        raise UserError(f'{out} already exists and is not overwritten\n  choose another name') from None
-    except OSError as error:
-        raise UserError(f'{out} cannot be written: {error.strerror}') from error
-    print(f'wrote {out}')
+    write_new(out, text)
     print('\n'.join(summary(translation)))
     print('next: ' + next_command(f'pretrax config show {out}'))

@@ -6,7 +6,7 @@ Beside it, pretrax-schema.json is written, with which editors complete keys and 
 import re
 from pathlib import Path
 
-from pretrax.cli._output import next_command
+from pretrax.cli._output import next_command, write_new
 from pretrax.errors import UserError
 from pretrax.option import argument
 
@@ -25,19 +25,7 @@ def init(
     text = starter.read_text().replace('starter.yaml', str(file)).replace('starter', file.stem)
     if isinstance(file, BucketPath):  # editors read a schema beside a file on a disk
         text = text.partition('\n')[2]
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(file, BucketPath):
-            if file.exists() or not file.create(text.encode()):
-                raise FileExistsError
-        else:
-            with file.open('x') as new:
-                new.write(text)
-    except FileExistsError:
-        raise UserError(f'{file} already exists and is not overwritten\n  choose another name') from None
-    except OSError as error:
-        raise UserError(f'{file} cannot be written: {error.strerror}') from error
-    print(f'wrote {file}')
+    write_new(file, text)
     if not isinstance(file, BucketPath):
         _write_schema(file.with_name(SCHEMA), packaged_schema().read_text())
     print('next: ' + next_command(f'pretrax train {file}'))

@@ -41,8 +41,7 @@ def scaling(
     from pretrax.storage import BucketPath, locate
     from pretrax.system.atomic import write_file
     from pretrax.view.record.run_record import read_run
-    from pretrax.view.scaling.points import matching, point_of, read_table
-    from pretrax.view.scaling.report import as_json, as_text, picture
+    from pretrax.view.scaling.report import as_json, as_text, matching, picture, point_of, read_table
 
     file, directory = locate(fit), locate(out or f'scaling/{pathlib.PurePath(fit).stem}')
     if isinstance(directory, BucketPath) or isinstance(file, BucketPath):

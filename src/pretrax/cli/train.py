@@ -21,7 +21,7 @@ class Options(Configuration):
 def train(options: Options) -> int:
     changes, verbose = options.allow_changes, options.verbose
     if options.seeds:
-        from pretrax.experiments.seeds import train_seeds
+        from pretrax.experiments.training import train_seeds
 
         refused = options.flags('allow_changes', 'compiled', 'dry_run')
         return train_seeds(options.config, options.overrides, options.seeds, refused)

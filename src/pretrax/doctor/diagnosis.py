@@ -29,7 +29,7 @@ _UNREACHED = (
 _ABSENT = 'look at the output of that node: was it started, does it run the same command, can it reach the first node?'
 
 
-class ProbeProcess:
+class ProbeProcess(contextlib.AbstractContextManager['ProbeProcess']):
     """The process, which imports JAX at once and waits for `run`. The end of the block kills it.
 
     Args:
@@ -42,9 +42,6 @@ class ProbeProcess:
         command = [sys.executable, '-m', 'pretrax.doctor.probe', *(arguments or [''])]
         streams = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': self._errors}
         self._process = Child(command, variables | os.environ, **streams)
-
-    def __enter__(self) -> 'ProbeProcess':
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill_all()

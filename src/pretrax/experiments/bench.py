@@ -6,6 +6,7 @@ that runs as a job of its own has a directory of its own, `rows/N`, so that seve
 not import JAX, which would occupy the devices that the rows need.
 """
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -48,7 +49,7 @@ print(json.dumps(found | {'jax': jax.__version__, 'jaxlib': jaxlib.__version__})
 type Result = dict[str, Any]
 
 
-class Bench:
+class Bench(contextlib.AbstractContextManager['Bench']):
     """A sweep and its directory, which is locked inside the `with` block.
 
     Args:
@@ -80,9 +81,6 @@ class Bench:
         except BaseException:
             self._lock.close()
             raise
-
-    def __enter__(self) -> 'Bench':
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._lock.close()

@@ -6,6 +6,7 @@ newest checkpoint. Losses are read from `metrics.jsonl` of its run. The seed of 
 of the trial, so that a search that was killed draws the same values as one that was not.
 """
 
+import contextlib
 import io
 import json
 import math
@@ -40,7 +41,7 @@ _IN_AN_OPTIMIZER = {
 type Trial = dict[str, Any]
 
 
-class Searcher:
+class Searcher(contextlib.AbstractContextManager['Searcher']):
     """A search in its directory, which is locked inside the `with` block.
 
     Raises:
@@ -65,9 +66,6 @@ class Searcher:
         except BaseException:
             self._lock.close()
             raise
-
-    def __enter__(self) -> 'Searcher':
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._lock.close()

@@ -6,23 +6,28 @@ after it has saved. Nothing here imports JAX, which would occupy the devices tha
 """
 
 import contextlib
+import functools
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pretrax.config import RunConfig
+from pretrax.config import RunConfig, load
 from pretrax.errors import DONE, MISTAKE, TRY_AGAIN, Report, UnavailableError, UserError, first_line
 from pretrax.experiments.base_file import RunOptions
 from pretrax.experiments.trial_job import FOREGROUND, TrialJob, check_launch, dry_run, launch_command, write_config
 from pretrax.launch.local import pretrax_command, share_of
 from pretrax.launch.restarts import LONGEST_WAIT, Outcome, Restarts, newest_checkpoint, outcome
 from pretrax.observe.metrics import read_metrics
+from pretrax.system.atomic import write_file
 from pretrax.system.children import STOP, Child, handling, prepare_training
 from pretrax.system.locks import DirectoryLock, LockedError, holder_of, is_locked, lock, lock_directory
+from pretrax.view.compare.arms import arms_of, mean_metrics, summary_text
+from pretrax.view.record.run_record import read_run
 
 CONTINUES = 'the same command continues'
 _DEFAULTS = RunOptions()
@@ -307,3 +312,44 @@ def locked(directory: pathlib.Path, what: str = 'works here') -> DirectoryLock:
         raise UserError(
             f'{directory} cannot be written: {error.strerror}\ngive another directory: --out DIR'
         ) from error
+
+
+def train_seeds(config: str, overrides: Sequence[str], seeds: int, refused: Sequence[str] = ()) -> int:
+    """Trains with seeds from `seed` on, in RUN_DIR-seed-S; their mean is in RUN_DIR-seeds.
+
+    Returns 1 if a run has failed, else 0. Raises UserError if there are `refused` options.
+    """
+    if refused:
+        raise UserError(f'--seeds starts processes of its own, which take no {" and no ".join(refused)}\nleave one out')
+    loaded = load(config, overrides)
+    if not isinstance(loaded.run_dir, pathlib.Path):
+        raise UserError(f'run_dir={loaded.run_dir}: --seeds needs a directory on a disk')
+    configs = [_with_seed(config, overrides, loaded, loaded.seed + number) for number in range(seeds)]
+    place = loaded.run_dir.with_name(f'{loaded.run_dir.name}-seeds')
+    say = functools.partial(print, flush=True)
+    say(f'{seeds} runs, one after another; their output is in {place}/output')
+    runs = train_all(configs, place, say=say)
+    if failed := [run.config.name for run in runs if run.why]:
+        say(f'{len(failed)} of {seeds} runs failed; the same command tries again')
+        return 1
+    arm, *changed = arms_of([read_run(str(run.run_dir)) for run in runs])
+    if changed:
+        left_out = ', '.join(str(seed) for one in changed for seed in one.seeds)
+        say(
+            f'WARNING: seed {left_out}: not in the mean, since its code is not that of seed {loaded.seed}; remove its '
+            'run'
+        )
+    text = summary_text(arm)
+    write_file(place / 'summary.txt', ('\n'.join(text) + '\n').encode())
+    write_file(place / 'metrics.jsonl', mean_metrics(arm).encode())
+    say('\n' + '\n'.join(text))
+    own = ' '.join(shlex.quote(str(run.run_dir)) for run in runs)
+    say(f'\nwrote {place}/summary.txt and metrics.jsonl; with another arm: pretrax compare {own} RUN...')
+    return 0
+
+
+def _with_seed(config: str, overrides: Sequence[str], loaded: RunConfig, seed: int) -> RunConfig:
+    assert isinstance(loaded.run_dir, pathlib.Path)
+    kept = [word for word in overrides if word.partition('=')[0] not in ('name', 'run_dir', 'seed')]
+    run_dir = loaded.run_dir.with_name(f'{loaded.run_dir.name}-seed-{seed}')
+    return load(config, [*kept, f'name={loaded.name}-seed-{seed}', f'run_dir={run_dir}', f'seed={seed}'])

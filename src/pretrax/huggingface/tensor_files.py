@@ -24,7 +24,7 @@ from pretrax.system import atomic
 LARGEST_FILE = 5_000_000_000  # bytes; the default of transformers
 
 
-class TensorFiles:
+class TensorFiles(contextlib.AbstractContextManager['TensorFiles']):
     """Safetensors files that are being written.
 
     Args:
@@ -57,9 +57,6 @@ class TensorFiles:
         self._opened = contextlib.ExitStack()
         for file, names in self._files.items():
             self._begin(file, names, metadata)
-
-    def __enter__(self) -> 'TensorFiles':
-        return self
 
     def __exit__(self, *raised: object) -> None:
         self._opened.close()

@@ -1,5 +1,6 @@
 """The processes of one attempt, as a supervisor sees them."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,11 @@ from pretrax.system import process_hosts
 TAIL = 20  # lines shown of the output of a process
 
 
-class Group:
+class Group(contextlib.AbstractContextManager['Group']):
     """The processes of one attempt, numbered from 0. They run when the object exists, and none runs after `end`."""
 
     def __len__(self) -> int:
         raise NotImplementedError
-
-    def __enter__(self) -> 'Group':
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end()

@@ -9,6 +9,7 @@ from which `read_metrics` restores it:
 Keys and units: view/definitions.yaml.
 """
 
+import contextlib
 import math
 import os
 import pathlib
@@ -29,7 +30,7 @@ EVALUATIONS = 'evaluations.jsonl'
 _OF_A_LINE = ('step', 'time')  # numbers that say when a line was written
 
 
-class MetricsLog:
+class MetricsLog(contextlib.AbstractContextManager['MetricsLog']):
     """Appends to `metrics.jsonl` and sends every line to the trackers. Only one process of a run may open it.
 
     Args:
@@ -91,9 +92,6 @@ class MetricsLog:
             tracker.close(succeeded)
         self._trackers.clear()
         self._lines.close()
-
-    def __enter__(self) -> 'MetricsLog':
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(succeeded=kind is None)

@@ -6,6 +6,7 @@ Only known numbers are shown: no MFU for an unknown device, no ETA before the se
 first report, so that it leaves out compilation; it includes evaluations and checkpoints, which will happen again.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
@@ -19,7 +20,7 @@ from pretrax.errors import printable, unfiltered_output
 from pretrax.observe.lasting_output import LastingOutput
 
 
-class Progress:
+class Progress(contextlib.AbstractContextManager['Progress']):
     """Shows the progress of a run. `message` works at any time, `update` between `start` and `close`.
 
     Args:
@@ -102,9 +103,6 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-    def __enter__(self) -> 'Progress':
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -26,7 +26,7 @@ from pretrax.run.setup import Run
 from pretrax.run.watch import Requests
 
 
-class RunLog:
+class RunLog(contextlib.AbstractContextManager['RunLog']):
     """The files of a run that grow, and its trackers.
 
     Args:
@@ -94,9 +94,6 @@ class RunLog:
         """Writes the samples of a step, one for each prompt."""
         self.samples.write(step, prompts, texts)
         self.metrics.show(step, 'samples', '\n\n'.join(texts))
-
-    def __enter__(self) -> 'RunLog':
-        return self
 
     def __exit__(self, *error: Any) -> None:
         self._opened.__exit__(*error)  # `metrics` tells the trackers whether the run succeeded

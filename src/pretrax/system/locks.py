@@ -34,7 +34,7 @@ def lock(file: IO | int, wait: bool = False) -> None:
     fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
-class DirectoryLock:
+class DirectoryLock(contextlib.AbstractContextManager['DirectoryLock']):
     """A lock of a directory, until it is closed or the process ends."""
 
     def __init__(self) -> None:
@@ -64,9 +64,6 @@ class DirectoryLock:
         """Releases the lock. May be called twice."""
         while self._descriptors:
             os.close(self._descriptors.pop())
-
-    def __enter__(self) -> 'DirectoryLock':
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -8,10 +8,10 @@ from typing import Any
 from pretrax.config import from_values
 from pretrax.config.source import read_file
 from pretrax.errors import UserError
+from pretrax.tables import nested
 from pretrax.translate import maxtext, modalities, nanogpt
 from pretrax.translate.python_assignments import read_assignments
 from pretrax.translate.translation import Translation
-from pretrax.translate.written import nested
 
 _LARGEST = 256 * 1024  # bytes; a larger file is not a configuration
 

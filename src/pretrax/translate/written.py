@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from pretrax.errors import printable
+from pretrax.tables import nested
 from pretrax.translate.translation import Fate, Translation
 
 _WIDTH = 110
@@ -61,18 +62,6 @@ def summary(translation: Translation) -> list[str]:
             more = f' and {len(keys) - _SHOWN_KEYS} more' if len(keys) > _SHOWN_KEYS else ''
             lines.append(f'  {", ".join(map(_one_line, keys[:_SHOWN_KEYS]))}{more}: {_one_line(reason)}')
     return lines
-
-
-def nested(values: dict[str, Any]) -> dict[str, Any]:
-    """{'batch.tokens': 1} -> {'batch': {'tokens': 1}}."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        section = found
-        *parents, last = key.split('.')
-        for parent in parents:
-            section = section.setdefault(parent, {})
-        section[last] = value
-    return found
 
 
 def _lines(values: dict[str, Any], path: str, depth: int, leaves: Container[str]) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pretrax.errors import UserError
-from pretrax.view.scaling.points import matching, read_table
+from pretrax.view.scaling.report import matching, read_table
 
 
 def test_rows_with_the_same_run_are_a_curve(tmp_path):

@@ -17,9 +17,8 @@ from pretrax.cli import main
 from pretrax.errors import UserError
 from pretrax.storage import BucketPath
 from pretrax.view.program.file import write_program
-from pretrax.view.trace.advice import advice
 from pretrax.view.trace.run_trace import find_traces, open_newest, open_trace
-from pretrax.view.trace.table import as_csv, as_html, as_json, text
+from pretrax.view.trace.table import advice, as_csv, as_html, as_json, text
 
 FORWARD = 'jit(step)/gradients/jvp(layer_0)/block/feed_forward'
 BACKWARD = 'jit(step)/gradients/transpose(jvp(layer_0))/block/feed_forward'
