@@ -16,25 +16,6 @@ CONFIGURATION = 78  # what other programs use instead of 2 (EX_CONFIG in sysexit
 
 MOST_LINES = 10
 
-# Errors of the system that a disk, a path or the permissions of a user cause, and no mistake of the program.
-OF_THE_SYSTEM = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EFBIG,
-        errno.EROFS,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EIO,
-        errno.ESTALE,
-        errno.ENOTCONN,
-        errno.ETIMEDOUT,
-        errno.ENAMETOOLONG,
-        errno.ELOOP,
-        errno.ENOTDIR,
-        errno.EEXIST,
-    }
-)
 _FIXES = {
     errno.ENOSPC: 'make room',
     errno.EDQUOT: 'make room',
@@ -47,6 +28,8 @@ _FIXES = {
     errno.ENOTCONN: 'mount the file system again',
     errno.ETIMEDOUT: 'look at the file server',
 }
+# Errors of the system that a disk, a path or the permissions of a user cause, and no mistake of the program.
+OF_THE_SYSTEM = frozenset({*_FIXES, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EEXIST})
 
 
 class UserError(ValueError):
@@ -96,6 +79,11 @@ del _REPLACED[ord('\n')], _REPLACED[ord('\t')]
 def printable(text: str) -> str:
     """The text without what would control a terminal: names in files and text of models may come from anybody."""
     return text.translate(_REPLACED)
+
+
+def warn(text: str) -> None:
+    """Prints a line to standard error."""
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def first_line(error: BaseException) -> str:

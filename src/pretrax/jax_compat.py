@@ -19,30 +19,20 @@ from jaxlib import xla_client
 MESH_LOGGER = 'jax._src.mesh_utils'
 
 # Classes that occur in the pickle of an executable. JAX 0.12; a public format for executables that is not a pickle.
-EXECUTABLE_CLASSES = frozenset(
-    {
-        ('jax._src.interpreters.pxla', 'UnloadedMeshExecutable'),
-        ('jax._src.interpreters.pxla', 'AllArgsInfo'),
-        ('jaxlib._jax', 'DeviceList'),
-        ('jaxlib._jax', 'PjRtLayout'),
-        ('jax._src.core', 'ShapedArray'),
-        ('jax._src.core', 'ManualAxisType'),
-        ('jax._src.core', 'MemorySpace'),
-        ('jax._src.named_sharding', '_unpickle_named_sharding'),
-        ('jax._src.mesh', 'AbstractMesh'),
-        ('jax._src.mesh', 'Mesh'),
-        ('jax._src.mesh', 'AxisType'),
-        ('jax._src.mesh', 'AbstractDevice'),
-        ('jax._src.layout', 'AutoLayoutSingleton'),
-        ('jax._src.layout', 'Layout'),
-        ('jax._src.linear_util', 'DebugInfo'),
-        ('jax._src.stages', 'ArgInfo'),
-        ('jax', 'P'),
-        ('numpy', 'dtype'),
-        ('numpy', 'ndarray'),
-        ('numpy._core.multiarray', '_reconstruct'),
-    }
-)
+_CLASSES = {
+    'jax._src.interpreters.pxla': 'UnloadedMeshExecutable AllArgsInfo',
+    'jaxlib._jax': 'DeviceList PjRtLayout',
+    'jax._src.core': 'ShapedArray ManualAxisType MemorySpace',
+    'jax._src.named_sharding': '_unpickle_named_sharding',
+    'jax._src.mesh': 'AbstractMesh Mesh AxisType AbstractDevice',
+    'jax._src.layout': 'AutoLayoutSingleton Layout',
+    'jax._src.linear_util': 'DebugInfo',
+    'jax._src.stages': 'ArgInfo',
+    'jax': 'P',
+    'numpy': 'dtype ndarray',
+    'numpy._core.multiarray': '_reconstruct',
+}
+EXECUTABLE_CLASSES = frozenset((module, name) for module, names in _CLASSES.items() for name in names.split())
 ExecutableUnpickler = serialize_executable._JaxPjrtUnpickler
 
 

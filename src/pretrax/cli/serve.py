@@ -9,13 +9,12 @@ import dataclasses
 import ipaddress
 import pathlib
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pretrax.cli._arguments import Dtype, Plugins, load_plugins
-from pretrax.errors import UserError, printable
+from pretrax.errors import UserError, warn
 from pretrax.option import argument, option
 from pretrax.weights.loaded import check_dtype
 
@@ -98,7 +97,7 @@ def serve(options: Options) -> None:
             if options.follow:
                 stack.enter_context(_following(loaded))
         limits = Limits(queue=options.queue, rate=options.rate, seconds=options.time_limit)
-        service = Service(models, limits, Metrics(Refusals(_report)))
+        service = Service(models, limits, Metrics(Refusals(warn)))
         application = make_application(service, keys=keys, local=local, origins=options.allow_origin)
         shown = f'[{host}]' if ':' in host else host
         url = f'http://{shown}:{opened.getsockname()[1]}'
@@ -108,7 +107,7 @@ def serve(options: Options) -> None:
 
         requests = sum(model.admission.capacity for model in models.values())
         connections = limits_for(requests, options.proxy)
-        asyncio.run(listen(application, service, opened, _report, listening=listening, limits=connections))
+        asyncio.run(listen(application, service, opened, warn, listening=listening, limits=connections))
 
 
 def _check(options: Options) -> None:
@@ -198,7 +197,7 @@ def _load(path: str, options: Options) -> _Loaded:
     created = written_at(trained.directory, trained.step)
     served = ServedModel(
         name,
-        EngineThread(engine, _report),
+        EngineThread(engine, warn),
         tokenizer,
         admission,
         template,
@@ -236,7 +235,7 @@ def _following(loaded: _Loaded) -> Iterator[None]:
         print(f'{loaded.model.name}: step {step}', flush=True)
 
     stop = threading.Event()
-    thread = threading.Thread(target=follow, args=(loaded.trained, use, _report, stop), name='follow', daemon=True)
+    thread = threading.Thread(target=follow, args=(loaded.trained, use, warn, stop), name='follow', daemon=True)
     thread.start()
     try:
         yield
@@ -265,7 +264,3 @@ def _check_address(address: str) -> None:
         raise UserError(
             f'--proxy {address}: not an IP address\n  give the address from which the proxy connects: 127.0.0.1'
         ) from None
-
-
-def _report(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)

@@ -5,9 +5,8 @@ A directory of runs is watched as a whole: runs that appear in it are added. Ctr
 
 import asyncio
 import pathlib
-import sys
 
-from pretrax.errors import UserError, printable
+from pretrax.errors import UserError, warn
 from pretrax.option import argument, option
 
 
@@ -49,7 +48,4 @@ def watch(
         def listening() -> None:
             print(address(host, opened.getsockname()[1], local), flush=True)
 
-        def report(text: str) -> None:
-            print(printable(text), file=sys.stderr, flush=True)
-
-        asyncio.run(watch_in_browser(places, opened, keys=keys, local=local, report=report, listening=listening))
+        asyncio.run(watch_in_browser(places, opened, keys=keys, local=local, report=warn, listening=listening))

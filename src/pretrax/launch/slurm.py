@@ -11,7 +11,7 @@ from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.launch.engine import Engine
 from pretrax.launch.options import Resources
 from pretrax.launch.record import LaunchRecord
-from pretrax.launch.slurm_client import Partition, ask, ask_both, job_facts, partitions
+from pretrax.launch.slurm_client import ask, ask_both, job_facts, partitions
 from pretrax.launch.slurm_script import clock_text
 from pretrax.storage import AnyPath, BucketPath
 
@@ -39,17 +39,13 @@ _NOT_NOW = 'Requested node configuration is not available'
 _OF_ONE_MACHINE = ('/tmp', '/var/tmp', '/dev/shm', '/scratch/local', '/run')
 
 
-def check_cluster(resources: Resources, known: Sequence[Partition] | None = None) -> None:
+def check_cluster(resources: Resources) -> None:
     """Checks that the partition exists and can give what a job asks for.
-
-    Args:
-        known: the partitions; None: asks Slurm.
 
     Raises:
         UserError: it cannot, or there is no Slurm.
     """
-    known = partitions() if known is None else known
-    name = resources.partition
+    known, name = partitions(), resources.partition
     found = [one for one in known if (one.is_default if name is None else one.name == name)]
     names = sorted({one.name for one in known})
     if not found:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pretrax.errors import UserError, install_extra, printable
+from pretrax.errors import UserError, install_extra, warn
 from pretrax.evaluate.language_model import LanguageModel
 from pretrax.evaluate.results import Results, run_task, run_tasks
 from pretrax.evaluate.task import Settings, Task
@@ -47,9 +47,9 @@ def evaluate_models(
         for name, model in models_at(path, reading, all_checkpoints):
             print(f'{name}: {", ".join(task.name for task in tasks)}', file=sys.stderr, flush=True)
             if len(tasks) == 1:  # the error is that of the command
-                found[name] = Results({tasks[0].name: run_task(model, tasks[0], settings, _report)})
+                found[name] = Results({tasks[0].name: run_task(model, tasks[0], settings, warn)})
             else:
-                found[name] = run_tasks(model, tasks, settings, _report)
+                found[name] = run_tasks(model, tasks, settings, warn)
     return found
 
 
@@ -107,7 +107,7 @@ def _used(model: LanguageModel | None, trained: 'Trained', weights: Any, reading
         model.use(weights)
         return model
     run = trained.run
-    _report(f'{trained.run_dir.name}: computes in {run.compute}')
+    warn(f'{trained.run_dir.name}: computes in {run.compute}')
     return LanguageModel(
         run.recipe.model,
         weights,
@@ -150,19 +150,19 @@ def follow(
             except UserError:
                 if step in steps_in(directory):
                     raise
-                _report(f'{run_dir.name}@{step} was deleted before it could be evaluated')
+                warn(f'{run_dir.name}@{step} was deleted before it could be evaluated')
                 done.add(step)
                 continue
             last = trained.description['config']['steps']
             model = _used(model, trained, weights, reading)
-            results = run_tasks(model, tasks, settings, _report)
+            results = run_tasks(model, tasks, settings, warn)
             if isinstance(run_dir, Path):
                 append_evaluation(run_dir, step, results.flat())
             done.add(step)
             yield f'{run_dir.name}@{step}', step, results
         if not new and last not in done:
             if not is_said:
-                _report(f'waiting for checkpoints of {path}; Ctrl-C ends the evaluation, not the run')
+                warn(f'waiting for checkpoints of {path}; Ctrl-C ends the evaluation, not the run')
                 is_said = True
             time.sleep(_WAIT)
 
@@ -174,9 +174,5 @@ def _evaluated_steps(run_dir: AnyPath, tasks: Sequence[Task]) -> set[int]:
         return set()
     names = {task.name for task in tasks}
     return {
-        one['step'] for one in read_metrics(path, _report) if names <= {key.split('/')[1] for key in one if '/' in key}
+        one['step'] for one in read_metrics(path, warn) if names <= {key.split('/')[1] for key in one if '/' in key}
     }
-
-
-def _report(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ from pretrax.amounts import clock_text, prefixed
 from pretrax.errors import printable, unfiltered_output
 from pretrax.observe.progress import format_line
 from pretrax.storage import BucketPath
+from pretrax.system.children import handling
 from pretrax.view.charts.chart import Chart, Line, Panel
 from pretrax.view.charts.text import chart_text
 from pretrax.view.live.curves import Curve
@@ -37,23 +38,12 @@ _CHART = 8  # least rows of a chart, and those around it
 def watch_in_terminal(places: Places, stream: TextIO | None = None) -> None:
     """Shows runs until all have ended, or until Ctrl-C. Where runs may appear, until Ctrl-C."""
     console = rich.console.Console(file=stream or unfiltered_output(), highlight=False, soft_wrap=False)
-    with _until_signal() as stop:
+    stop = threading.Event()
+    with handling((signal.SIGINT, signal.SIGTERM), lambda number: stop.set()):
         if console.is_terminal and not console.is_dumb_terminal:
             _show(places, console, stop)
         else:
             _print(places, lambda text: console.print(printable(text), markup=False, soft_wrap=True), stop)
-
-
-@contextlib.contextmanager
-def _until_signal() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set."""
-    stop = threading.Event()
-    handlers = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def _polled(places: Places, stop: threading.Event) -> Iterator[list[WatchedRun]]:
