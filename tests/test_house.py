@@ -36,7 +36,7 @@ MAY_IMPORT = {
     'cost': {'amounts', 'errors', 'model', 'tables'},
     'hlo': {'cost', 'tables'},
     'system': {'errors', 'cost'},
-    'data': {'errors', 'system', 'storage'},
+    'data': {'errors', 'system', 'storage', 'tables'},
     'checkpoint': {'errors', 'jax_compat', 'system', 'storage', 'tables'},
     'observe': {'amounts', 'errors', 'system', 'storage'},
     'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'system', 'storage', 'tables'},
@@ -64,6 +64,7 @@ MAY_IMPORT = {
     'run': BELOW_RUN | {'view'},
     'launch': {
         'option',
+        'tables',
         'errors',
         'config',
         'observe',
@@ -109,7 +110,7 @@ STAYS, RETURNS = 18, 4
 # How many files of the source name an option of the decoder, by its last part: the median of all options.
 FILES_PER_OPTION = 9
 # All lines of the Python source. Only a new feature raises it, by what it needs; the aim is 70,000.
-SOURCE_LINES = 79_210
+SOURCE_LINES = 79_130
 # Functions with more than 7 parameters; functions of more than 60 lines; calls with more than 6 arguments by position.
 # They only go down, to none.
 LONG_SIGNATURES, LONG_FUNCTIONS, LONG_CALLS = 20, 12, 27

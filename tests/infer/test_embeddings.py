@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from goldens.golden import model_of, ours, tensors
 from pretrax.infer.engine import Engine
-from pretrax.infer.programs import EngineOptions, programs_of
+from pretrax.infer.programs import EngineOptions, Programs
 from pretrax.infer.request import POOLINGS, Request
 from small import mesh_of
 
@@ -25,7 +25,7 @@ def test_poolings_are_those_of_transformers(case):
     with jax.set_mesh(mesh):
         like = model.abstract()
         weights = jax.tree.map(lambda w, x: jax.device_put(w, x.sharding), ours(case, model, tensors(case)), like)
-    engine = Engine(programs_of(model, mesh, EngineOptions(max_length=32, slots=4, chunk=16)), weights, warm_up=False)
+    engine = Engine(Programs(model, mesh, EngineOptions(max_length=32, slots=4, chunk=16)), weights, warm_up=False)
     names = {}
     for text in range(3):
         prompt = tuple(GOLDEN[f'{case}.tokens.{text}'].tolist())

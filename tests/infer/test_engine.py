@@ -12,7 +12,7 @@ from goldens.golden import CASES, model_of, ours, tensors
 from goldens.golden import options as golden_options
 from pretrax.errors import UserError
 from pretrax.infer.engine import Engine
-from pretrax.infer.programs import EngineOptions, Programs, fitting_length, programs_of
+from pretrax.infer.programs import EngineOptions, Programs, fitting_length
 from pretrax.infer.request import Request
 from pretrax.infer.sampling_settings import Sampling
 from pretrax.shardlib import i32, num, typed_shard_map
@@ -70,7 +70,7 @@ def decoder(name, mesh_name):
 def engine_of(name, mesh_name='one device', draft=None, **changes):
     model, weights, mesh = decoder(name, mesh_name)
     drafter, draft_weights = (None, None) if draft is None else decoder(draft, mesh_name)[:2]
-    programs = programs_of(model, mesh, dataclasses.replace(OPTIONS, **changes), drafter)
+    programs = Programs(model, mesh, dataclasses.replace(OPTIONS, **changes), drafter)
     return Engine(programs, weights, weights_step=7, draft=draft_weights)
 
 

@@ -12,7 +12,7 @@ from bigram import Bigram
 from pretrax.errors import UserError
 from pretrax.infer.engine import Engine
 from pretrax.infer.generate import generate
-from pretrax.infer.programs import EngineOptions, programs_of
+from pretrax.infer.programs import EngineOptions, Programs
 from pretrax.infer.request import Request
 from pretrax.model.base import Model, check_model
 from pretrax.model.nnx import NnxModel
@@ -87,7 +87,7 @@ def test_a_module_that_reads_texts_of_one_length_only_generates():
 )
 def test_what_a_model_without_a_cache_cannot_do_is_refused(option, message):
     with pytest.raises(UserError, match=f'{message}: Bigram computes its own matrix products'):
-        programs_of(Bigram(), mesh_of(), EngineOptions(max_length=LENGTH, slots=1, **option))
-    engine = Engine(programs_of(Bigram(), mesh_of(), EngineOptions(max_length=LENGTH, slots=1)), None, warm_up=False)
+        Programs(Bigram(), mesh_of(), EngineOptions(max_length=LENGTH, slots=1, **option))
+    engine = Engine(Programs(Bigram(), mesh_of(), EngineOptions(max_length=LENGTH, slots=1)), None, warm_up=False)
     with pytest.raises(UserError, match='this model has no embeddings: it gives logits and no hidden states'):
         engine.check(Request(prompt=(1,), max_tokens=0, embedding='mean'))

@@ -9,9 +9,9 @@ import pytest
 
 from pretrax.cli import main
 from pretrax.errors import UserError
-from pretrax.launch.engine import engine_of, refuse_if_running
 from pretrax.launch.foreground import record_launcher
 from pretrax.launch.record import LaunchRecord, read_record, write_record
+from pretrax.launch.registry import engine_of, refuse_if_running
 from pretrax.storage import locate_run
 from pretrax.system.process_identity import identity
 

@@ -3,8 +3,8 @@
 import pytest
 
 from pretrax.errors import UserError
-from pretrax.launch.engine import engine_of
 from pretrax.launch.record import LaunchRecord
+from pretrax.launch.registry import engine_of
 
 
 def test_an_engine_of_another_version_is_refused():

@@ -6,9 +6,9 @@ import pytest
 
 from pretrax.errors import UnavailableError, UserError
 from pretrax.launch import slurm_client
-from pretrax.launch.engine import refuse_if_running
 from pretrax.launch.options import Resources
 from pretrax.launch.record import LaunchRecord, write_record
+from pretrax.launch.registry import refuse_if_running
 from pretrax.launch.slurm import ENGINE, check_cluster, submit
 from pretrax.launch.slurm_client import ask, nodes_down, partitions
 

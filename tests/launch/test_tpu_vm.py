@@ -18,8 +18,8 @@ from metadata_server import TPU_VM, serve_metadata
 from pretrax.cli import main
 from pretrax.errors import UserError
 from pretrax.launch import tpu_vm
-from pretrax.launch.engine import engine_of
 from pretrax.launch.record import LaunchRecord
+from pretrax.launch.registry import engine_of
 from pretrax.launch.restarts import newest_checkpoint
 from pretrax.launch.tpu_vm import CONFIG, Slices, startup_script
 from pretrax.observe.metrics import read_metrics

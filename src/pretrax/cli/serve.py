@@ -147,7 +147,7 @@ def _load(path: str, options: Options) -> _Loaded:
     """Loads a model, and compiles the programs of its engine."""
     from pretrax.checkpoint import is_checkpoint
     from pretrax.infer.engine import Engine
-    from pretrax.infer.programs import EngineOptions, fitting_length, programs_of
+    from pretrax.infer.programs import EngineOptions, Programs, fitting_length
     from pretrax.serve.engine_thread import EngineThread
     from pretrax.serve.limits import Admission
     from pretrax.serve.service import ServedModel
@@ -177,7 +177,7 @@ def _load(path: str, options: Options) -> _Loaded:
         engine_options = dataclasses.replace(
             engine_options, max_length=fitting_length(model, run.mesh, engine_options, drafting)
         )
-    programs = programs_of(model, run.mesh, engine_options, drafting)
+    programs = Programs(model, run.mesh, engine_options, drafting)
     run_name = trained.run_dir.name
     name = f'{run_name}@{trained.step}' if is_checkpoint(locate(loaded.place)) else run_name
     print(f'{name}: step {trained.step}, {run.n_params:,} parameters', flush=True)

@@ -2,6 +2,7 @@
 
 import difflib
 import io
+import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,18 +18,10 @@ from pretrax.config.problems import Path as KeyPath
 from pretrax.config.problems import Problem, dotted, report, shown
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath
+from pretrax.tables import read_table
 
 MISSING = re.compile(r'\\*\?\?\?')  # merging would drop it silently
-YAML_HINTS = {
-    "'\\t'": 'indent with spaces, not with tabs',
-    'duplicate key': 'keep one of the two',
-    'mapping values are not allowed': 'put text that contains ": " in quotes; check the indentation',
-    "tag:yaml.org,2002:value'": 'put "=" in quotes',
-    'the tag': 'tags are not used here; put text that starts with "!" in quotes',
-    'cannot start any token': 'put text that starts with this character in quotes',
-    'undefined alias': 'put text that starts with * in quotes',
-    'end of stream': 'a quote or a bracket opens here and never closes',
-}
+_HINTS = pathlib.Path(__file__).with_name('yaml_hints.yaml')
 MERGE = 'tag:yaml.org,2002:merge'
 RESOLVED = '# Every value of this run and where it came from; pretrax '  # how a file of `resolved_yaml` begins
 LARGEST_FILE = 256 * 1024  # bytes; a larger file is not a configuration
@@ -283,7 +276,7 @@ def _yaml_problem(error: Exception, name: str) -> str:
         mark = error.context_mark if open_end and error.context_mark else error.problem_mark or error.context_mark
         place = f'{name}:{mark.line + 1}' if mark else name
         problem = error.problem or error.context or 'it cannot be read'
-        hint = next((f'\n    {hint}' for words, hint in YAML_HINTS.items() if words in problem), '')
+        hint = next((f'\n    {hint}' for words, hint in read_table(_HINTS).items() if words in problem), '')
         return f'{place}: not valid YAML: {problem}{hint}'
     if isinstance(error, yaml.reader.ReaderError):
         return f'{name}: the file is not text: character {error.character!r} at {error.position}; expected YAML'

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from pretrax.config import RunConfig, resolved_yaml
 from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, Report, UserError
-from pretrax.launch.engine import engine_of
 from pretrax.launch.local import pretrax_command
 from pretrax.launch.record import FILE, LaunchRecord, read_record
+from pretrax.launch.registry import engine_of
 from pretrax.observe.attempts import read_attempts
 from pretrax.system.atomic import write_file
 from pretrax.system.children import Child

@@ -24,6 +24,7 @@ from pretrax.errors import UserError
 from pretrax.storage import BucketPath, locate
 from pretrax.storage.staging import download
 from pretrax.system.json_file import parse_json, read_json
+from pretrax.tables import read_table
 
 INDEX, SINGLE = 'model.safetensors.index.json', 'model.safetensors'
 PICKLES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')
@@ -31,18 +32,7 @@ PICKLES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')
 BYTES = {'U8': np.dtype(np.uint8), 'F8_E4M3': np.dtype(ml_dtypes.float8_e4m3fn)}
 WRITTEN = {'F32': np.dtype(np.float32), 'BF16': np.dtype(ml_dtypes.bfloat16), 'F16': np.dtype(np.float16)}
 DTYPES = {**WRITTEN, 'F64': np.dtype(np.float64)}  # of weights
-# Files to download from a hub repository: no pickles, no other frameworks' files, no code.
-DOWNLOADED = (
-    '*.safetensors',
-    '*.json',
-    '*.jinja',
-    'tokenizer.model*',
-    'vocab.txt',
-    'merges.txt',
-    'spiece.model',
-    '*.bpe.model',
-    '*.tiktoken',
-)
+FILES: dict[str, list[str]] = read_table(Path(__file__).with_suffix('.yaml'))
 QUANTIZED = 'quantized weights cannot be trained: use the checkpoint that they were made from'
 _until_exit = contextlib.ExitStack()
 atexit.register(_until_exit.close)
@@ -106,7 +96,7 @@ def _download(place: str) -> Path:
 
     name, _, revision = place.partition('@')
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(DOWNLOADED)))
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=FILES['downloaded']))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, OSError, HfHubHTTPError, HFValidationError) as error:
         offline = '; HF_HUB_OFFLINE is set' if os.environ.get('HF_HUB_OFFLINE', '0') not in ('', '0') else ''
         said = ' '.join(str(error).split())[:200]

@@ -8,7 +8,7 @@ from typing import Any
 
 from pretrax.errors import UserError
 from pretrax.huggingface.configs import ConfigTable, Options, read_options, table_of
-from pretrax.huggingface.files import HuggingFaceCheckpoint, find, open_checkpoint
+from pretrax.huggingface.files import FILES, HuggingFaceCheckpoint, find, open_checkpoint
 from pretrax.huggingface.quantized import with_whole_tensors
 from pretrax.huggingface.text_part import text_checkpoint
 from pretrax.model.architecture import Architecture, resolve
@@ -20,27 +20,16 @@ from pretrax.system.trusted import copy_file
 KEPT = 'huggingface'  # folder of a run with the original configuration and tokenizer, for `pretrax export`
 TOKENIZER = 'tokenizer.json'
 GENERATION, SETTINGS, SPECIAL = 'generation_config.json', 'tokenizer_config.json', 'special_tokens_map.json'
-TOKENIZER_FILES = (
-    TOKENIZER,
-    SETTINGS,
-    SPECIAL,
-    'added_tokens.json',
-    'tokenizer.model*',
-    'vocab.*',
-    'merges.txt',
-    'tekken.json',
-    'spiece.model',
-    'sentencepiece.bpe.model',
-    '*.tiktoken',
-)
-CHAT_TEMPLATES = ('chat_template.jinja', 'chat_template.json', 'additional_chat_templates/*.jinja')
+CHAT_TEMPLATES = FILES['chat_templates']
 # Files that remain valid with a tokenizer that extends the imported one
 OF_ANY_TOKENIZER = ('config.json', *CHAT_TEMPLATES, GENERATION)
 
 
 def kept_names(directory: Path, of_any_tokenizer: bool = False) -> list[str]:
     """The files in a directory that an import keeps: config.json and those of the tokenizer, chats and generation."""
-    patterns = OF_ANY_TOKENIZER if of_any_tokenizer else ('config.json', GENERATION, *TOKENIZER_FILES, *CHAT_TEMPLATES)
+    patterns = (
+        OF_ANY_TOKENIZER if of_any_tokenizer else ('config.json', GENERATION, *FILES['tokenizer'], *CHAT_TEMPLATES)
+    )
     found = {
         path.relative_to(directory).as_posix()
         for pattern in patterns

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -16,6 +17,7 @@ import yaml
 from pretrax.errors import CONFIGURATION, MISTAKE
 from pretrax.launch.options import PodOptions
 from pretrax.launch.shipped import CONFIG, STOPPED, fill_template
+from pretrax.tables import read_table
 
 GROUP = 'train'  # the replicated job of a JobSet
 CONTAINER = 'train'
@@ -25,15 +27,7 @@ INDEX = 'batch.kubernetes.io/job-completion-index'  # label and annotation of a 
 SLICE = 'jobset.sigs.k8s.io/job-index'
 _EXCLUSIVE = 'alpha.jobset.sigs.k8s.io/exclusive-topology'
 _DIRECTORY = '/etc/pretrax'
-# TPU versions -> the label of their nodes in GKE. Source:
-# docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
-TPU_NODES = {
-    'v4': 'tpu-v4-podslice',
-    'v5e': 'tpu-v5-lite-podslice',
-    'v5p': 'tpu-v5p-slice',
-    'v6e': 'tpu-v6e-slice',
-    'tpu7x': 'tpu7x',
-}
+TPUS: dict[str, dict[str, str]] = read_table(Path(__file__).with_name('tpus.yaml'))
 
 type Manifest = dict[str, Any]
 
@@ -75,7 +69,7 @@ def manifests(pods: Pods, files: Mapping[str, str]) -> list[Manifest]:
     devices = {'nvidia.com/gpu': pods.gpus} if pods.gpus else {}
     if pods.accelerator:
         version, topology, chips = pods.accelerator
-        selector['cloud.google.com/gke-tpu-accelerator'] = TPU_NODES[version]
+        selector['cloud.google.com/gke-tpu-accelerator'] = TPUS[version]['node']
         selector['cloud.google.com/gke-tpu-topology'] = topology
         devices = {'google.com/tpu': chips}
     requests = {key: value for key, value in (('cpu', pods.cpu), ('memory', pods.memory)) if value}

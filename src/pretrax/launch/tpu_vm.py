@@ -25,14 +25,6 @@ from pretrax.launch.record import LaunchRecord
 from pretrax.launch.shipped import CONFIG, STOPPED, fill_template
 from pretrax.storage import AnyPath, BucketPath
 
-# TPU versions -> software of the VMs. Source: docs.cloud.google.com/tpu/docs/runtimes
-RUNTIMES = {
-    'v4': 'tpu-ubuntu2204-base',
-    'v5e': 'v2-alpha-tpuv5-lite',
-    'v5p': 'v2-alpha-tpuv5',
-    'v6e': 'v2-alpha-tpuv6e',
-    'tpu7x': 'v2-alpha-tpu7-ubuntu2404',
-}
 LARGEST = 256 * 1024  # bytes of one value of metadata
 _STATE = '/var/lib/pretrax'  # on each VM
 _LOST = ('SUSPENDING', 'SUSPENDED')  # taken back: spot slices, or the end of a reservation

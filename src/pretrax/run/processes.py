@@ -22,7 +22,7 @@ import jax
 
 from pretrax.checkpoint import SaveError
 from pretrax.config import Processes
-from pretrax.errors import TRY_AGAIN, UnavailableError, UserError, first_line
+from pretrax.errors import TRY_AGAIN, UnavailableError, UserError, first_line, warn
 from pretrax.jax_compat import detected_identity, has_started
 from pretrax.run.variables import check_other_launchers, check_variables
 from pretrax.storage import AnyPath
@@ -131,7 +131,7 @@ def _meet(this: Identity, hosts: Sequence[str]) -> None:
         UnavailableError: in all processes that are there: one did not come. The message names it.
     """
     calls = Rendezvous(
-        this.coordinator, this.index, this.count, _ARRIVAL, dict(enumerate(hosts)), needs_all=True, say=_say
+        this.coordinator, this.index, this.count, _ARRIVAL, dict(enumerate(hosts)), needs_all=True, say=warn
     )
     try:
         calls.assemble()
@@ -148,10 +148,6 @@ def _meet(this: Identity, hosts: Sequence[str]) -> None:
             'look at its output: was it started, and can it reach the others? pretrax doctor, started in the same '
             'way, finds out'
         )
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _detected() -> tuple[int, int, str, int | None] | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from pretrax.config import RunConfig
 from pretrax.errors import printable
 from pretrax.tables import nested
 from pretrax.translate.translation import Fate, Translation
@@ -13,33 +14,16 @@ from pretrax.translate.translation import Fate, Translation
 _WIDTH = 110
 _SHOWN = (Fate.CHANGED, Fate.NO_EQUIVALENT, Fate.UNKNOWN)  # in the terminal
 _LISTED = (*_SHOWN, Fate.NOT_NEEDED)  # in the file
-_SECTIONS = (
-    'name',
-    'run_dir',
-    'seed',
-    'steps',
-    'init_from',
-    'model',
-    'data',
-    'batch',
-    'optimizer',
-    'schedule',
-    'mesh',
-    'precision',
-    'memory',
-    'checkpoint',
-    'faults',
-    'eval',
-    'log',
-)
 _SHOWN_KEYS = 4  # of those that share a reason, in the terminal
 
 
 def yaml_text(translation: Translation) -> str:
     """The configuration with the origin of each value; every other key of the input is in comments at the end."""
     values = nested(translation.values)
-    lines = list(_lines({name: values[name] for name in _SECTIONS if name in values}, '', 0, translation.values))
-    assert values.keys() <= set(_SECTIONS)
+    lines = list(
+        _lines({name: values[name] for name in RunConfig.model_fields if name in values}, '', 0, translation.values)
+    )
+    assert values.keys() <= RunConfig.model_fields.keys()
     width = min(44, max(len(text) for text, _ in lines))
     body = []
     for text, key in lines:

@@ -21,9 +21,9 @@ def kubernetes(options: Options) -> None:
     from pretrax.cost.topology import parse_topology
     from pretrax.launch import kubernetes as engine
     from pretrax.launch.crash import attempt_label
-    from pretrax.launch.engine import refuse_if_running
     from pretrax.launch.manifests import Pods, as_yaml, manifests, object_name
     from pretrax.launch.options import check_quantity
+    from pretrax.launch.registry import refuse_if_running
     from pretrax.launch.shipped import check_variables, keep_record, record_directory, shipped
     from pretrax.launch.sizes import check_request
     from pretrax.system.target import Target

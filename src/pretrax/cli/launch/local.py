@@ -25,9 +25,9 @@ class Options(Launch):
 
 
 def local(options: Options) -> int:
-    from pretrax.launch.engine import refuse_if_running
     from pretrax.launch.foreground import record_launcher
     from pretrax.launch.local import LocalLaunch, pretrax_command
+    from pretrax.launch.registry import refuse_if_running
     from pretrax.launch.restarts import RestartOptions
     from pretrax.launch.sizes import devices_per_process
     from pretrax.observe.lasting_output import LastingOutput

@@ -13,8 +13,8 @@ def logs(
     lines: int = option('Number of last lines to print.', '-n', default=100, min=0),
     follow: bool = option('Print new lines as they come.', '-f', default=False),
 ) -> int:
-    from pretrax.launch.engine import engine_of
     from pretrax.launch.record import read_record
+    from pretrax.launch.registry import engine_of
     from pretrax.storage import locate_run
 
     run_dir = locate_run(run)

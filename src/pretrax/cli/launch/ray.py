@@ -76,10 +76,10 @@ def ray(options: Options) -> int:
 def _train(options: Options, workers: int, bundle: dict[str, float]) -> int:
     from pretrax.doctor.host_facts import remove_token, write_token
     from pretrax.launch.elastic import Slots
-    from pretrax.launch.engine import refuse_if_running
     from pretrax.launch.foreground import record_launcher
     from pretrax.launch.ray import RayLaunch, Workers
     from pretrax.launch.ray_cluster import Cluster
+    from pretrax.launch.registry import refuse_if_running
     from pretrax.launch.restarts import RestartOptions
     from pretrax.launch.sizes import check_request, misfit, restricted_to
     from pretrax.launch.supervisor import Supervisor

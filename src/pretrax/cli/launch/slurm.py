@@ -140,8 +140,8 @@ def _print(script: str, run_dir: 'AnyPath') -> None:
 
 def _submit(script: str, resources: Resources, run_dir: 'AnyPath', log: Path, facts: dict) -> str:
     """Checks and submits a script, and records the job. Returns its number."""
-    from pretrax.launch.engine import refuse_if_running
     from pretrax.launch.record import LaunchRecord, write_record
+    from pretrax.launch.registry import refuse_if_running
     from pretrax.launch.slurm import check_cluster, submit, warn_of_local_files
 
     check_cluster(resources)

@@ -27,9 +27,9 @@ def ssh(options: Options) -> int:
     import shlex
 
     from pretrax.launch.elastic import Slots
-    from pretrax.launch.engine import refuse_if_running
     from pretrax.launch.foreground import record_launcher
     from pretrax.launch.host_checks import check_hosts, devices_of_hosts
+    from pretrax.launch.registry import refuse_if_running
     from pretrax.launch.restarts import RestartOptions
     from pretrax.launch.sizes import check_request, gpu_key, misfit
     from pretrax.launch.ssh import SshLaunch, hosts_of

@@ -8,8 +8,8 @@ def status(
     run: LaunchedRun,
 ) -> None:
     from pretrax.launch.crash import newest_reports
-    from pretrax.launch.engine import engine_of
     from pretrax.launch.record import read_record
+    from pretrax.launch.registry import engine_of
     from pretrax.storage import locate_run
     from pretrax.view.run_list import list_runs, runs_text
 

@@ -6,8 +6,8 @@ from pretrax.cli._arguments import LaunchedRun
 def stop(
     run: LaunchedRun,
 ) -> None:
-    from pretrax.launch.engine import engine_of
     from pretrax.launch.record import read_record
+    from pretrax.launch.registry import engine_of
     from pretrax.storage import locate_run
 
     record = read_record(locate_run(run))

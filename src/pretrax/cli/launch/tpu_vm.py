@@ -23,8 +23,8 @@ class Options(Launch):
 def tpu_vm(options: Options) -> int:
     from pretrax.cost.topology import parse_topology
     from pretrax.launch import tpu_vm as engine
-    from pretrax.launch.engine import refuse_if_running
-    from pretrax.launch.manifests import object_name
+    from pretrax.launch.manifests import TPUS, object_name
+    from pretrax.launch.registry import refuse_if_running
     from pretrax.launch.shipped import check_variables, keep_record, record_directory, shipped
     from pretrax.launch.sizes import check_request
     from pretrax.system.target import Target
@@ -47,7 +47,7 @@ def tpu_vm(options: Options) -> int:
         'name': object_name(loaded.name, processes, str(loaded.run_dir)),
         'accelerator': accelerator,
         'hosts': hosts,
-        'runtime': asked.runtime or engine.RUNTIMES[version],
+        'runtime': asked.runtime or TPUS[version]['runtime'],
         'words': tuple(options.flags('check', 'allow_changes')),
     }
     wanted = engine.Slices(**vars(asked) | changed)

@@ -18,37 +18,15 @@ from urllib.parse import quote, unquote, urlsplit
 from pretrax import storage
 from pretrax.errors import UserError, install_extra, system_errors
 from pretrax.storage.connection import s3_access
+from pretrax.tables import read_table
 
 # Protocols of the extra `cloud`. For any other protocol, the error names the package that fsspec needs.
 _CLOUD = ('gs', 'gcs', 's3', 's3a', 'http', 'https')
 
 _FIRST_SECONDS = 15
 _contacted: set[tuple[Any, str]] = set()
-_CREDENTIALS = {
-    's3': 'set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE',
-    'gs': 'run gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS',
-    'http': 'use a signed URL',
-}
-# Names of exceptions and of their bases: the packages are optional. The cause, and the fix for the scheme.
-_CAUSES = (
-    (
-        {'NoCredentialsError', 'PartialCredentialsError', 'ProfileNotFound', 'GoogleAuthError'},
-        'no credentials were found',
-        '{credentials}',
-    ),
-    ({'NoSuchBucket'}, 'there is no such bucket', 'check the name, and the endpoint if you set AWS_ENDPOINT_URL'),
-    ({'PermissionError'}, 'access is denied', 'allow these credentials to read it, or use others: {credentials}'),
-    (
-        {'TimeoutError', 'FSTimeoutError'},
-        f'no answer within {_FIRST_SECONDS} seconds',
-        'check the network, the name and the credentials: {credentials}',
-    ),
-    (
-        {'ConnectionError', 'ClientConnectionError', 'HTTPClientError', 'gaierror'},
-        'cannot be reached',
-        'check the network and the name of the host, or copy the file to this machine',
-    ),
-)
+# Causes by the names of exceptions and of their bases, since the packages are optional; and fixes.
+_ERRORS = read_table(Path(__file__).with_suffix('.yaml'))
 
 
 @dataclass(frozen=True)
@@ -225,9 +203,10 @@ def _status(status: int) -> str:
 
 def _said(location: Location, error: Exception) -> UserError:
     bases = {base.__name__ for base in type(error).__mro__}
-    for names, cause, fix in _CAUSES:
-        if isinstance(location, Url) and names & bases:
+    for known in _ERRORS['causes']:
+        if isinstance(location, Url) and bases & {*known['errors']}:
             scheme = {'s3': 's3', 'gs': 'gs', 'gc': 'gs'}.get(location.url[:2], 'http')
-            return UserError(f'{location}: {cause}\n  {fix.format(credentials=_CREDENTIALS[scheme])}')
+            cause, fix = known['cause'], known['fix'].format(credentials=_ERRORS['credentials'][scheme])
+            return UserError(f'{location}: {cause.format(seconds=_FIRST_SECONDS)}\n  {fix}')
     said = getattr(error, 'strerror', None) or ' '.join(str(error).split())[:200] or 'no reason given'
     return UserError(f'{location}: {said} ({type(error).__name__})')
