@@ -1,6 +1,6 @@
 """Compares the predictions of `pretrax plan` with published speeds of pretraining.
 
-    python benchmarks/published.py [part of a source or id] [--held-out]
+    python benchmarks/published.py [part of a source or id] [--held-out] [--picture docs/images/published.svg]
 
 `published.yaml` has the rows. Each is planned with its model, batch, layout, recomputation and hardware; nothing is
 compiled. Prints the predicted step time beside the published one, with the error by chip, and writes
@@ -31,10 +31,14 @@ from pretrax.cost.topology import Topology, parse_topology
 from pretrax.errors import UserError
 from pretrax.plan.plan import Candidate, Planner
 from pretrax.system.software import versions
+from pretrax.view.charts.chart import COLORS
+from pretrax.view.charts.picture import figure_bytes
 
 HERE = pathlib.Path(__file__).parent
 TABLE = HERE / 'published.yaml'
 RESULTS = HERE / 'results' / 'published.json'
+
+KINDS = ('dense, bf16', 'dense, 8 bits', 'mixtures of experts')
 
 # What `model.save` is for the recomputation of a row. 'selective' keeps every second product and attention.
 SAVES: dict[str, Any] = {
@@ -268,16 +272,16 @@ def compare(row: Row) -> dict[str, Any]:
     }
 
 
+def kind_of(result: dict[str, Any]) -> str:
+    """One of KINDS."""
+    return KINDS[2] if result['experts'] else KINDS[result['precision'] != 'bf16']
+
+
 def summary(results: Sequence[dict[str, Any]]) -> list[str]:
     """Errors by chip, by kind, and in all. A negative error: the plan is faster than the published step."""
     compared = [one for one in results if 'error' in one]
     groups = {chip: [one for one in compared if one['chip'] == chip] for chip in {one['chip'] for one in compared}}
-    kinds = {
-        'dense, bf16': [one for one in compared if one['precision'] == 'bf16' and not one['experts']],
-        'dense, 8 bits': [one for one in compared if one['precision'] != 'bf16' and not one['experts']],
-        'mixtures of experts': [one for one in compared if one['experts']],
-        'all': compared,
-    }
+    kinds = {kind: [one for one in compared if kind_of(one) == kind] for kind in KINDS} | {'all': compared}
     lines = ['| | rows | median error | mean error | median of absolute errors | worst |', '|' + '---|' * 6]
     for name, rows in [*sorted(groups.items()), *kinds.items()]:
         if rows:
@@ -303,11 +307,45 @@ def table(results: Iterable[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def picture(results: Sequence[dict[str, Any]]) -> bytes:
+    """An .svg with a point for each row: its published seconds, and the predicted ones, by chip."""
+    compared = [one for one in results if 'error' in one]
+    chips = sorted({one['chip'] for one in compared})
+
+    def draw(figure: Any) -> None:
+        columns = 4
+        every = figure.subplots(-(-len(chips) // columns), columns, sharex=True, sharey=True, squeeze=False).flat
+        both = [one[key] for one in compared for key in ('published', 'predicted')]
+        ends = (min(both) / 1.5, max(both) * 1.5)
+        for axes, chip in zip(every, chips, strict=False):
+            axes.set_title(chip, fontsize=10)
+            axes.set(xscale='log', yscale='log', xlim=ends, ylim=ends, aspect='equal')
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_formatter('{x:g}')
+            axes.plot(ends, ends, color='#888888', linewidth=0.8)
+            for color, marker, kind in zip(COLORS, 'os^', KINDS, strict=False):
+                rows = [one for one in compared if one['chip'] == chip and kind_of(one) == kind]
+                x, y = ([one[key] for one in rows] for key in ('published', 'predicted'))
+                axes.scatter(x, y, s=14, color=color, marker=marker, alpha=0.7, linewidths=0, label=kind)
+        for axes in every[len(chips) :]:
+            axes.set_visible(False)
+        figure.supxlabel('published seconds of a step', fontsize=10)
+        figure.supylabel('predicted', fontsize=10)
+        figure.legend(
+            *every[0].get_legend_handles_labels(), loc='outside upper center', ncols=len(KINDS), frameon=False
+        )
+
+    return figure_bytes(draw, '.svg', 5.4)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description='Compare the plan with published speeds')
     parser.add_argument('part', nargs='?', default='', help='only rows whose "source: id" contains this')
     parser.add_argument('--held-out', action='store_true', help='the held-out third, and only it')
     parser.add_argument('--out', type=pathlib.Path, help='where the results go; default: results/published.json')
+    parser.add_argument(
+        '--picture', type=pathlib.Path, help='an .svg file for predicted beside published steps, by chip'
+    )
     asked = parser.parse_args(arguments)
     chosen = [
         row for row in read_rows() if row.is_held_out == asked.held_out and asked.part in f'{row.source}: {row.id}'
@@ -317,6 +355,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not asked.part or asked.out:
         command = ' '.join(['python benchmarks/published.py', *(['--held-out'] if asked.held_out else [])])
         out.write_text(json.dumps({'command': command, 'versions': versions(), 'rows': results}, indent=1) + '\n')
+    if asked.picture:
+        asked.picture.write_bytes(picture(results))
     print('\n'.join([*table(results), '', *summary(results)]))
     return 0
 

@@ -6,6 +6,7 @@ The checks of the table use sizes, batches and peaks only: their formulas are wr
 import dataclasses
 import hashlib
 import json
+import re
 
 import pytest
 import yaml
@@ -207,3 +208,15 @@ def test_the_manual_has_the_errors_of_the_results():
     assert not any(benchmark.is_held_out(row['source'], row['id']) for row in rows)
     manual = (benchmark.HERE.parent / 'docs' / 'scaling.md').read_text()
     assert '\n'.join(benchmark.summary(rows)) in manual
+
+
+def test_the_picture_is_that_of_the_results():
+    rows = json.loads(benchmark.RESULTS.read_text())['rows']
+    committed = (benchmark.HERE.parent / 'docs' / 'images' / 'published.svg').read_text()
+    now, then = (
+        [float(at) for point in re.findall(r'<use [^>]*\b[xy]="([^"]+)"[^>]*\b[xy]="([^"]+)"', picture) for at in point]
+        for picture in (benchmark.picture(rows).decode(), committed)
+    )
+    assert len(now) > 2 * sum('error' in row for row in rows)
+    # Versions of Matplotlib may differ by parts of a point.
+    assert then == pytest.approx(now, abs=2), 'python benchmarks/published.py --picture docs/images/published.svg'
