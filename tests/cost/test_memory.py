@@ -48,6 +48,25 @@ def test_accumulated_gradients_are_held_in_addition_to_those_of_a_pass():
     assert four.total - one.total == pytest.approx(4 * N_PARAMS / 2, abs=4)
 
 
+def test_moments_in_host_memory_are_on_the_device_only_in_the_update():
+    moments, large = UpdateCost(8 * N_PARAMS), {'in_host': ('optimizer',)}
+    held, offloaded = (memory_of(tokens=2**16, update=moments, **where) for where in ({}, large))
+    assert held.phase == offloaded.phase == 'layers'
+    assert held.total - offloaded.total == offloaded.host == 8 * N_PARAMS
+    few = [memory_of(tokens=1, unrolled=True, update=moments, **where).total for where in ({}, large)]
+    assert few[0] == few[1]
+
+
+def test_offloaded_activations_are_in_host_memory():
+    """In bf16: the input of each of 4 layers, M values, and the wide values of the feed-forward, F."""
+    none = memory_of(tokens=4096, saved={})
+    offloaded = memory_of(tokens=4096, saved={'input': 'offload', 'up': 'offload'})
+    assert offloaded.activations == 0
+    assert none.total - offloaded.total == 4 * 2 * 4096 * GPT.d_model
+    assert offloaded.host == 4 * 2 * 4096 * (GPT.d_model + GPT.feed_forward.d_ff)
+    assert '; 10.5 MB of host memory' in str(offloaded)
+
+
 def test_a_loss_in_chunks_holds_the_logits_of_one_chunk_and_the_gradient_of_the_table():
     large = gpt(vocab_size=100_000)
     whole, parts = (memory_of(large, 10_000_000, tokens=4096, unrolled=True, loss_chunks=n) for n in (1, 8))

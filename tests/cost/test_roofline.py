@@ -7,7 +7,7 @@ import pytest
 from decoders import gpt
 from pretrax.cost.devices import lookup
 from pretrax.cost.roofline import REACH_GPU, predict
-from pretrax.cost.step_facts import StepFacts
+from pretrax.cost.step_facts import StepFacts, UpdateCost
 from pretrax.cost.topology import parse_topology
 
 H100 = lookup('NVIDIA H100 80GB HBM3')
@@ -48,6 +48,21 @@ def test_products_take_six_flops_per_parameter_and_token_and_eight_if_computed_a
     assert phase(plain, 'products').seconds == pytest.approx(seconds)
     assert phase(again, 'products').seconds == pytest.approx(seconds * (6 + 2 * 2 / 3) / 6)
     assert plain.mfu == pytest.approx(6 * N_PARAMS * tokens / (989.4e12 * plain.seconds))
+
+
+def test_offloading_takes_the_time_of_the_host_link_there_and_back():
+    """PCIe 5.0 with 16 lanes: 64 GB/s in each direction."""
+    update, tokens = UpdateCost(8 * N_PARAMS / 2), 2**17
+    state = phase(predicted(tokens, mesh={'d': 2}, update=update, in_host=('optimizer',)), 'state')
+    assert state.seconds == state.exposed == pytest.approx(2 * 4 * N_PARAMS / 64e9)
+    both = phase(predicted(tokens, mesh={'d': 2}, in_host=('optimizer', 'weights'), update=update), 'state')
+    assert both.seconds == pytest.approx(2 * (4 + 2) * N_PARAMS / 64e9)
+    few, many = (
+        phase(predicted(tokens, saved={'input': 'offload', **more}), 'activations in host')
+        for more in ({}, {'up': 'offload', 'q': 'offload', 'k': 'offload', 'v': 'offload'})
+    )
+    assert few.seconds == pytest.approx(2 * 10 * 2 * tokens * 4096 / 64e9)
+    assert (few.exposed, many.seconds) == (0, pytest.approx(few.seconds * (1 + 4 + 3)))
 
 
 def test_a_loss_in_chunks_computes_the_unembedding_once_more():

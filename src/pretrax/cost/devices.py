@@ -29,6 +29,7 @@ class Device:
     f32: float
     memory: int
     bandwidth: float | None  # None: unknown, as for CPUs
+    host: float | None  # bytes/s to the memory of the host, in one direction; None: unknown
     source: str  # the document with these numbers, or how they were measured
 
     def peak(self, compute: str) -> float:
@@ -92,7 +93,13 @@ def _devices() -> dict[str, Device]:
     """By name."""
     return {
         name: Device(
-            name, row['bf16'] * TERA, row['f32'] * TERA, row['memory'] * GIB, row['bandwidth'] * GIGA, row['source']
+            name,
+            row['bf16'] * TERA,
+            row['f32'] * TERA,
+            row['memory'] * GIB,
+            row['bandwidth'] * GIGA,
+            row['host'] * GIGA,
+            row['source'],
         )
         for name, row in _tables()['devices'].items()
     }

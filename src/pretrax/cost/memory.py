@@ -4,7 +4,8 @@ The step has three phases, and the one that needs most memory decides. Letters: 
 H heads, K key-value heads, D head, F feed-forward, V vocabulary, t tensor-parallel devices. w is the width of the
 compute dtype. Weights, moments and gradients are f32 and sharded over d, t, p and e as their types say.
 
-    always         weights and moments. They are donated: the new ones replace them.
+    always         weights and moments. They are donated: the new ones replace them. Moments in host memory are on the
+                   device in the phase `update` only.
     copies         made before the loop over the layers, and held during it. TPUs: the shards of all layers in the
                    compute dtype. GPUs: the shards of w_o and w_down, transposed, in f32. Unrolled layers: every weight
                    in the compute dtype if all activations are kept; each layer's slice of the stack if layers are
@@ -42,6 +43,7 @@ import math
 from typing import Any
 
 from pretrax.amounts import size
+from pretrax.cost.saved import offloaded_activations, saved_values
 from pretrax.cost.step_facts import BYTES, StepFacts
 from pretrax.cost.teacher import teacher_memory
 from pretrax.model.architecture import CHUNK, Architecture
@@ -61,6 +63,7 @@ class Memory:
     head: int  # logits, their gradient and their inputs
     layer: int  # the current layer: its values, its weights and their gradients
     teacher: int = 0  # of distillation: its weights, and what its forward pass holds in this phase
+    host: int = 0  # in host memory: offloaded activations and parts of the state. It is in no sum
     phase: str = dataclasses.field(default='', compare=False)  # the phase that needs most
 
     @property
@@ -69,12 +72,17 @@ class Memory:
 
     def parts(self) -> dict[str, int]:
         """Bytes by purpose."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if key != 'phase'}
+        return {key: value for key, value in dataclasses.asdict(self).items() if key not in ('phase', 'host')}
 
     def __str__(self) -> str:
         """One line, largest part first: 'about 3.1 GB per device: activations 1.9 GB, weights 0.5 GB, ...'."""
         parts = sorted(self.parts().items(), key=lambda part: -part[1])
-        return f'about {size(self.total)} per device: ' + ', '.join(f'{name} {size(n)}' for name, n in parts if n)
+        of_host = f'; {size(self.host)} of host memory' if self.host else ''
+        return (
+            f'about {size(self.total)} per device: '
+            + ', '.join(f'{name} {size(n)}' for name, n in parts if n)
+            + of_host
+        )
 
 
 def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memory:
@@ -90,7 +98,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     predictions, arch = 1 + arch.multi_token.n_layers, arch.with_modules
     saved, unrolled, platform = step.saved, step.unrolled, step.platform
     d_model, n_experts = arch.d_model, arch.experts.n_experts
-    d_head, d_query = (arch.mean_of_heads(size) for size in (lambda heads: heads.d_value, lambda heads: heads.d_query))
+    d_head = arch.mean_of_heads(lambda heads: heads.d_value)
     with_experts = arch.n_expert_layers / arch.n_layers  # share of the layers
     d_ff = (1 - with_experts) * arch.sizes['F']  # widths, averaged over the layers
     d_expert, d_shared = with_experts * arch.feed_forward.d_ff, with_experts * arch.experts.d_shared
@@ -126,19 +134,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     near = d_ff + d_shared if exchanged else inner  # the part that can be kept: an exchange keeps nothing
     moe = arch.experts.experts_per_token * d_model * with_experts  # each token's row, once per expert that it visits
     far = ROOM if exchanged else 1.0
-    named = {
-        'q': with_attention * d_query * arch.attention.n_heads + with_state * keys,
-        'k': with_attention * arch.mean_of_heads(lambda heads: heads.n_kv * heads.d_query) + with_state * keys,
-        'v': with_attention * arch.mean_of_heads(lambda heads: heads.n_kv * heads.d_value) + with_state * values,
-        # and the logsumexp of its scores, in f32
-        'attention': with_attention * (d_head + 4 / width) * arch.attention.n_heads + with_state * values,
-        'attention_out': d_model,
-        'up': near,
-        'gate': (near if arch.feed_forward.gated else 0)
-        + with_attention * arch.attention.gate * d_head * arch.attention.n_heads
-        + with_state * values,
-        'mlp_out': d_model if arch.n_norms == 4 else 0,  # only a norm reads it
-    }
+    named = {name: one.values for name, one in saved_values(arch, step).items()}
     everything = (
         2 * arch.n_norms * d_model
         + (3 if arch.attention.qk_norm != 'none' else 2) * heads
@@ -231,10 +227,14 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     }
     if step.teacher is not None:
         phases['teacher'] = {'activations': activations, 'gradients': earlier, 'teacher': teacher.layer}
+    offloaded = step.update.state if 'optimizer' in step.in_host else 0.0
+    phases['update']['moments'] = offloaded
     phase = max(phases, key=lambda name: sum(phases[name].values()))
-    parts = {'weights': 4 * shard, 'moments': step.update.state, 'copies': copies}
-    parts |= dict.fromkeys(('head', 'layer', 'teacher'), 0.0) | phases[phase]
+    parts = {'weights': 4 * shard, 'copies': copies} | dict.fromkeys(('head', 'layer', 'moments', 'teacher'), 0.0)
+    parts |= phases[phase]
+    parts['moments'] += step.update.state - offloaded
     parts['teacher'] += teacher.weights
+    parts['host'] = offloaded + 4 * shard * ('weights' in step.in_host) + offloaded_activations(arch, step)
     return Memory(**{name: math.ceil(n) for name, n in parts.items()}, phase=phase)
 
 

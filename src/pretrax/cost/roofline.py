@@ -15,6 +15,7 @@ Per device and step, with T tokens and P parameters of the layers that multiply 
                  bytes per parameter
     optimizer    memory traffic of weights, gradients and state; of whole matrices the slower of products and traffic,
                  and their exchanges, which nothing hides: `train/update_cost.py`
+    host         offloaded state, to the device and back; offloaded activations, there and back in each pass
     over d       weights in the compute dtype, gathered twice per pass (the backward pass needs them again), three times
                  in stages that are recomputed; tables once. Their gradients in f32, scattered once
     over t       activations: a layer gathers two and scatters two in the forward pass, the same in the backward pass,
@@ -36,6 +37,7 @@ from collections.abc import Iterable, Iterator
 from pretrax.cost.exposed import Exposed, exposed_on
 from pretrax.cost.flops import causal_keys
 from pretrax.cost.links import MeshNetwork
+from pretrax.cost.saved import offloaded_activations
 from pretrax.cost.step_facts import StepFacts
 from pretrax.cost.teacher import n_params as params_of
 from pretrax.cost.topology import Topology
@@ -130,6 +132,7 @@ def predict(
         elementwise,
         _head(sizes),
         *_optimizer(sizes),
+        *_host_link(sizes, products.seconds + attention.seconds + elementwise.seconds),
         _over_d(sizes, products.seconds + attention.seconds + elementwise.seconds),
         _over_t(sizes, products.seconds + attention.seconds),
         _tokens_over_e(sizes),
@@ -296,6 +299,18 @@ def _optimizer(sizes: _Sizes) -> Iterator[Phase]:
     for one in update.exchanges:
         axes = ' '.join(one.axes)
         yield _work(f'matrices over {axes}', sizes.network.seconds(one.kind, one.axes, one.bytes), one.axes[0])
+
+
+def _host_link(sizes: _Sizes, hidden_by: float) -> Iterator[Phase]:
+    """State that is fetched and sent back, which waits; and activations, which the work on other layers hides."""
+    step, link = sizes.step, sizes.device.host
+    if link is None:
+        return
+    weights = 4 * (sizes.in_tables + sizes.in_layers) / sizes.d
+    state = step.update.state * ('optimizer' in step.in_host) + weights * ('weights' in step.in_host)
+    yield _work('state in host memory', 2 * state / link, 'host')
+    seconds = 2 * step.passes * offloaded_activations(sizes.arch, step) / link
+    yield Phase('activations in host memory', seconds, max(0.0, seconds - hidden_by), 'host')
 
 
 def _work(name: str, seconds: float, bound: str) -> Phase:

@@ -52,7 +52,9 @@ class StepFacts:
         platform: 'tpu', 'cuda' or 'cpu'.
         compute: dtype of matrix products.
         update: what the optimizer's update costs.
-        saved: names of values to 'keep' for the backward pass, which recomputes the others; None: all are kept.
+        in_host: parts of the state that are in host memory between steps: 'optimizer' and 'weights'.
+        saved: names of values to 'keep' for the backward pass, or to 'offload' to host memory; it recomputes the
+            others. None: all are kept.
         unrolled: the program contains every layer, instead of a loop over them.
         passes: forward and backward passes per step whose gradients are summed.
         rounds: chunks of layers per stage of a pipeline (`p` > 1).
@@ -72,6 +74,7 @@ class StepFacts:
     platform: str = 'tpu'
     compute: ComputeDtype = 'bf16'
     update: UpdateCost = UpdateCost()
+    in_host: tuple[str, ...] = ()
     saved: Mapping[str, Any] | None = None
     unrolled: bool = False
     passes: int = 1

@@ -175,6 +175,7 @@ class Planner:
             platform=self.hardware.platform,
             compute='f32' if self.config.precision.compute == 'f32' else 'bf16',
             update=self.update_cost(mesh),
+            in_host=self.config.memory.offload,
             saved=saved,
             unrolled=model.plan.unrolled,
             passes=1 if schedule else passes,

@@ -557,6 +557,7 @@ def step_facts(run: Run) -> StepFacts:
         platform=run.mesh.devices.flat[0].platform,
         compute=run.compute,
         update=update_cost(run.recipe, run.like),
+        in_host=run.recipe.offload,
         saved=plan.saved,
         unrolled=plan.unrolled,
         passes=accumulation,

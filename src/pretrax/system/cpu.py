@@ -40,7 +40,7 @@ def measured_cpu(devices: Sequence[Any], cache_dir: pathlib.Path | None = None) 
         source = f'{source}, while the machine was busy: it may be too low'
     each = {dtype: entry[dtype] / len(devices) for dtype in _DTYPES}
     memory = total_memory() // len(devices)
-    return Device(f'{cpu_name()}, {usable_cores()} cores', each['bf16'], each['f32'], memory, None, source)
+    return Device(f'{cpu_name()}, {usable_cores()} cores', each['bf16'], each['f32'], memory, None, None, source)
 
 
 def forget_peak(cache_dir: pathlib.Path | None = None) -> None:
