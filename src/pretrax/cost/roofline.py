@@ -6,7 +6,7 @@ schedules of compiled steps do on that hardware (`cost/exposed.py`); what is lef
 
 Per device and step, with T tokens and P parameters of the layers that multiply an activation, sharded over all devices:
 
-    products     6 P T FLOPs; if layers are recomputed 2 P T more, without the last product of each layer; 8 P T for the
+    products     6 P T FLOPs, and 2 P T for those that the backward pass repeats (`cost/saved.py`); 8 P T for the
                  unembedding if the loss is in chunks, or of micro-batches that a pipeline interleaves
     attention    forward 2 products of the causal half, backward 5 (Dao 2023, arXiv:2307.08691, section 3.1), on TPUs 7
                  in two kernels; forward again unless its result is kept
@@ -37,7 +37,7 @@ from collections.abc import Iterable, Iterator
 from pretrax.cost.exposed import Exposed, exposed_on
 from pretrax.cost.flops import causal_keys
 from pretrax.cost.links import MeshNetwork
-from pretrax.cost.saved import offloaded_activations
+from pretrax.cost.saved import offloaded_activations, repeated_products, repeated_share
 from pretrax.cost.step_facts import StepFacts
 from pretrax.cost.teacher import n_params as params_of
 from pretrax.cost.topology import Topology
@@ -247,10 +247,7 @@ def _model_flops(sizes: _Sizes) -> float:
 
 def _products(sizes: _Sizes) -> Phase:
     arch = sizes.arch
-    flops = 6 * sizes.matmul_params
-    if sizes.step.recomputes:  # without the last product of each layer
-        last = 0 if arch.experts.n_experts or sizes.p > 1 else arch.n_layers * arch.d_model * arch.feed_forward.d_ff
-        flops += 2 * (sizes.matmul_params - last)
+    flops = 6 * sizes.matmul_params + 2 * sum(repeated_products(arch, sizes.step).values())
     return _work('products of the layers', sizes.products(flops * sizes.tokens / sizes.devices), 'products')
 
 
@@ -276,7 +273,8 @@ def _elementwise(sizes: _Sizes) -> Phase:
     linear = 8 * (arch.recurrent.n_heads * arch.recurrent.d_head + arch.recurrent.n_key_heads * arch.recurrent.d_key)
     mixers = (attention + linear * arch.n_recurrent_layers) / arch.n_layers
     values = 10 * arch.d_model + feed_forward + mixers
-    n_bytes = _WIDTH * values * sizes.tokens_here / sizes.t * sizes.layers * (4 if sizes.step.recomputes else 3)
+    times = 3 + repeated_share(arch, sizes.step)
+    n_bytes = _WIDTH * values * sizes.tokens_here / sizes.t * sizes.layers * times
     return _work('norms, activations, rotation', sizes.traffic(n_bytes), 'memory')
 
 
@@ -349,7 +347,8 @@ def _over_d(sizes: _Sizes, hidden_by: float) -> Phase:
 
 def _over_t(sizes: _Sizes, work: float) -> Phase:
     """Activations; a part of the products and attention hides them."""
-    per_layer, share = (11, sizes.shares.t_again) if sizes.step.recomputes else (10, sizes.shares.t)
+    per_layer = 10 + len({'attention_out', 'mlp_out'} & set(repeated_products(sizes.arch, sizes.step)))
+    share = sizes.shares.t_again if sizes.step.recomputes else sizes.shares.t
     behind = _BEHIND
     if (parts := sizes.step.batch_parts) > 1:
         share, behind = sizes.shares.t_in_parts, 1 - 1 / parts

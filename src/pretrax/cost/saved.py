@@ -42,7 +42,7 @@ def saved_values(arch: Architecture, step: StepFacts) -> dict[str, SavedValue]:
         'v': with_attention * arch.mean_of_heads(lambda heads: heads.n_kv * heads.d_value),
         'gate': arch.attention.gate * mixed,
     }
-    # Low ranks of latent attention are shared out by width; else this is d_model.
+    # The parameters of latent attention are divided by width; without it this is d_model.
     rows = (with_attention * arch.mean_attention_params - mixed * arch.d_model) / max(1, sum(of_attention.values()))
     of_states = {'q': keys, 'k': keys, 'v': states, 'gate': states}
     found = {
@@ -69,3 +69,30 @@ def offloaded_activations(arch: Architecture, step: StepFacts) -> float:
     layers = arch.n_layers / n['p']
     tokens = step.tokens * step.micro_batches / (n['r'] * n['d'] * n['e'] * n['c'])
     return BYTES[step.compute] * layers * tokens * values / n['t']
+
+
+def repeated_products(arch: Architecture, step: StepFacts) -> dict[str, float]:
+    """{name of a value: parameters per token of the products that the backward pass repeats for it, in all layers}."""
+    saved, values = step.saved if step.inputs is None else {}, saved_values(arch, step)
+    if saved is None:
+        return {}
+    of_experts = arch.n_expert_layers * arch.experts.experts_per_token * arch.feed_forward.d_ff * arch.d_model
+    is_exchanged = step.mesh.get('e', 1) > 1 and arch.experts.n_experts > 1
+    layers = arch.n_layers + arch.multi_token.n_layers
+    found = {
+        name: layers * one.params
+        for name, one in values.items()
+        if one.params and saved.get(name, 'recompute') == 'recompute'
+    }
+    # The gradient of the router needs the results of w_down of experts; an exchange over e keeps nothing.
+    found['experts'] = of_experts * (arch.feed_forward.n_matrices if is_exchanged else arch.n_norms != 4)
+    whole_stages = step.inputs is not None or (step.mesh.get('p', 1) > 1 and saved == {})
+    if whole_stages and arch.n_norms != 4 and not arch.experts.n_experts:
+        found['w_down'] = layers * values['up'].params
+    return found
+
+
+def repeated_share(arch: Architecture, step: StepFacts) -> float:
+    """The part of the products of a forward pass through the layers that the backward pass repeats."""
+    every = repeated_products(arch, dataclasses.replace(step, saved={}))
+    return sum(repeated_products(arch, step).values()) / max(1.0, sum(every.values()))
