@@ -301,6 +301,18 @@ def test_sums_with_a_wire_are_exact_over_the_other_axes_and_rounded_over_its_own
         np.testing.assert_array_equal(jax.grad(weighted_sum)(np.ones(64, np.float32), x), rounded)
 
 
+def test_copies_of_a_value_count_once_in_a_sum_of_partial_sums():
+    x, y = random(8), random(3)
+
+    @typed_shard_map
+    def total(x: f32['N/a'], y: f32['M']) -> f32['']:
+        parts = shardlib.as_partial_sum('b', jnp.sum(x)) + shardlib.as_partial_sum('a b', jnp.sum(y))
+        return psum('a b', parts)
+
+    with mesh_of({'a': 2, 'b': 4}):
+        np.testing.assert_allclose(total(x, y), x.sum() + y.sum(), rtol=1e-5)
+
+
 def test_first_axis_is_major_in_axis_size_and_axis_index():
     with mesh_of({'a': 2, 'b': 4}):
 

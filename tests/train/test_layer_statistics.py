@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from bigram import Bigram
 from pretrax.train import optimizer
@@ -20,9 +22,15 @@ def tree(seed):
     return jax.tree.map(lambda s: rng.normal(size=s).astype(np.float32), shapes, is_leaf=lambda x: isinstance(x, tuple))
 
 
-def test_norms_are_those_of_all_weights_of_a_layer_and_of_each_kind():
+@pytest.mark.parametrize('axes', [{}, {'d': 2, 'p': 3}], ids=['one device', 'd=2 p=3'])
+def test_norms_are_those_of_all_weights_of_a_layer_and_of_each_kind(axes):
     before, gradient, after = map(tree, range(3))
-    found = weight_statistics(before, gradient, after, transformer(LLAMA | {'n_layers': 3}).arch)
+    mesh = mesh_of(**axes)
+    specs = {'embed': P(None, 'd'), 'layers': {'q': P('p', 'd'), 'norm1': P('p')}}  # copies count once
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    with jax.set_mesh(mesh):
+        arch = transformer(LLAMA | {'n_layers': 3}).arch
+        found = weight_statistics(before, gradient, after, shardings, arch)
     update = jax.tree.map(lambda a, b: a - b, after, before)
     for name, values in {'gradient': gradient, 'update': update, 'weight': before}.items():
         layers = np.concatenate([values['layers'][kind].reshape(3, -1) for kind in ('q', 'norm1')], axis=1)
@@ -40,9 +48,18 @@ def test_norms_are_those_of_all_weights_of_a_layer_and_of_each_kind():
 
 def test_a_list_of_layers_in_a_model_of_another_kind_is_not_stacked():
     tree = {'layers': {'0': np.ones((2, 3), np.float32), '1': np.ones((5, 3), np.float32)}}
-    found = weight_statistics(tree, tree, tree)
+    found = statistics_of(tree, tree, tree)
     assert {name for name in found if name.startswith('weight')} == {'weight_norm/layers.0', 'weight_norm/layers.1'}
     np.testing.assert_allclose(found['weight_norm/layers.1'], np.sqrt(15), rtol=1e-6)
+
+
+def statistics_of(before, gradient, after, arch=None):
+    """`weight_statistics` on one device."""
+    mesh = mesh_of()
+    with jax.set_mesh(mesh):
+        return weight_statistics(
+            before, gradient, after, jax.tree.map(lambda _: NamedSharding(mesh, P()), before), arch
+        )
 
 
 def statistics_and_step(rule, batch, mesh):
@@ -79,7 +96,7 @@ def test_layers_that_differ_count_the_weights_that_they_have():
         }
         for _ in range(3)
     )
-    found = weight_statistics(before, gradient, after, arch)
+    found = statistics_of(before, gradient, after, arch)
     for name, tree in (('gradient', gradient), ('weight', before)):
         q, up, router = (tree['layers'][weight] for weight in ('q', 'up', 'router'))
         layers = [np.concatenate(parts) for parts in ((q[0], up[0]), (q[1], router[0]), (q[2], up[1]))]

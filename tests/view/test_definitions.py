@@ -2,18 +2,24 @@
 
 import dataclasses
 
+import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pretrax.model.statistics import HeadStatistics, LayerStatistics
 from pretrax.train.layer_statistics import weight_statistics
 from pretrax.view.definitions import LAYER_DEFINITIONS, definition_of, definition_of_statistic
-from small import LLAMA, transformer
+from small import LLAMA, mesh_of, transformer
 
 
 def test_every_statistic_that_is_written_has_a_definition():
     written = {field.name for part in (LayerStatistics, HeadStatistics) for field in dataclasses.fields(part)}
     weights, arch = {'layers': {'q': np.ones((2, 3))}, 'embed': np.ones(4)}, transformer(LLAMA).arch
-    written |= {name.partition('/')[0] for name in weight_statistics(weights, weights, weights, arch)}
+    mesh = mesh_of()
+    with jax.set_mesh(mesh):
+        shardings = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), weights)
+        found = weight_statistics(weights, weights, weights, shardings, arch)
+    written |= {name.partition('/')[0] for name in found}
     assert written == set(LAYER_DEFINITIONS)
     assert definition_of_statistic('gradient_norm/q').name == 'gradient norm of q'
 

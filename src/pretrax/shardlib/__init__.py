@@ -8,6 +8,7 @@ from pretrax.shardlib.errors import ShardingError
 from pretrax.shardlib.ops import (
     all_gather,
     all_to_all,
+    as_partial_sum,
     axis_index,
     axis_size,
     defer_reduction,
@@ -46,6 +47,7 @@ from pretrax.shardlib.types import (
     num,
     parse_dims,
     pytree_dataclass,
+    type_of,
     u8,
     u32,
 )
@@ -57,6 +59,7 @@ __all__ = [
     'ShardingError',
     'all_gather',
     'all_to_all',
+    'as_partial_sum',
     'axis_index',
     'axis_size',
     'bf16',
@@ -93,6 +96,7 @@ __all__ = [
     'scan',
     'scope',
     'take',
+    'type_of',
     'typechecked',
     'typed_shard_map',
     'u8',

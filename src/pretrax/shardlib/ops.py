@@ -99,6 +99,16 @@ def psum(axes: str, x: Any, *, wires: Mapping[str, Any] | None = None) -> Any:
     return _reduce('psum', functools.partial(_psum_through, wires or {}), axes, x)
 
 
+def as_partial_sum(axes: str, x: Any) -> Any:
+    """Makes a partial sum of a value that is replicated along mesh axes: it is zero except on the first device.
+
+    A `psum` over these axes gives the value again, so copies count once. Takes a pytree.
+    """
+    names = _axis_names(axes)
+    is_first = jax.lax.axis_index(names) == 0 if names else True
+    return jax.tree.map(lambda leaf: jnp.where(is_first, vary(leaf, names), jnp.zeros((), leaf.dtype)), x)
+
+
 def pmean(axes: str, x: Any) -> Any:
     """The mean over mesh axes of values that vary over them. Takes a pytree."""
     return _reduce('pmean', jax.lax.pmean, axes, x)

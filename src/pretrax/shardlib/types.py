@@ -292,6 +292,13 @@ def make_shardings(annotation: Any, mesh: Any = None) -> Any:
     return map_type(sharding, annotation)
 
 
+def type_of(sharding: NamedSharding | None, ndim: int) -> ArrayType:
+    """The type of arrays with this sharding, such as num['_/d _']. None: they are replicated."""
+    spec = () if sharding is None else sharding.spec
+    axes = ((a,) if isinstance(a, str) else tuple(a or ()) for a in (*spec, *[None] * (ndim - len(spec))))
+    return ArrayType('num', tuple(Dim('_', one) for one in axes))
+
+
 def make_abstract(
     annotation: Any, sizes: dict[str, int], mesh: Any = None, omit: tuple[str, ...] = (), num: Any = None
 ) -> Any:

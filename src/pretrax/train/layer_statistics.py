@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pretrax.model.architecture import Architecture
+from pretrax.model.base import weight_shardings
 from pretrax.model.loss import Batch
 from pretrax.model.statistics import forward_statistics
 from pretrax.model.transformer import Transformer
@@ -21,6 +22,7 @@ from pretrax.model.weights import layers_with
 from pretrax.shardlib import i32
 from pretrax.train.average import gradient_point
 from pretrax.train.host_memory import on_device
+from pretrax.train.norms import squares_and_maxima
 from pretrax.train.step import Gradient, Recipe, TrainState, Weights, training_step
 
 Statistics = dict[str, jax.Array]
@@ -52,13 +54,14 @@ def make_layer_statistics(recipe: Recipe, n_sources: int) -> LayerStatisticsOf:
                 forward_statistics(model, recipe.accumulation, n_sources, weights, batch, sources),
                 model.arch,
             )
-        return activations | weight_statistics(state.weights, gradient, on_device(after.weights), arch)
+        shardings = weight_shardings(model, state.weights)
+        return activations | weight_statistics(state.weights, gradient, on_device(after.weights), shardings, arch)
 
     return jax.jit(statistics, out_shardings=NamedSharding(jax.sharding.get_mesh(), PartitionSpec()))
 
 
 def weight_statistics(
-    before: Weights, gradient: Gradient, after: Weights, arch: Architecture | None = None
+    before: Weights, gradient: Gradient, after: Weights, shardings: Any, arch: Architecture | None = None
 ) -> Statistics:
     """Norms, RMS and maxima of the gradient before clipping, of the update and of the weights before it.
 
@@ -66,29 +69,26 @@ def weight_statistics(
     kind of weight: f32[layers] if it is stacked over layers, NaN in layers that do not have it; otherwise f32[].
 
     Args:
+        shardings: the sharding of each weight.
         arch: of a decoder, whose weights `layers.*` are stacked over the layers; None: no weight is stacked.
     """
-    arrays: dict[str, Any] = {
-        'gradient': gradient,
-        'update': jax.tree.map(jnp.subtract, after, before),
-        'weight': before,
-    }
+    trees = {'gradient': gradient, 'update': jax.tree.map(jnp.subtract, after, before), 'weight': before}
+    named = [
+        (jax.tree_util.keystr(path, simple=True, separator='.'), w)
+        for path, w in jax.tree_util.tree_leaves_with_path(before)
+    ]
+    stacked = [arch is not None and name.startswith(STACKED) for name, _ in named]
+    by_row = jax.tree.structure(before).unflatten(stacked)
     found: Statistics = {}
     norms: dict[str, Statistics] = {}
-    for what, tree in arrays.items():
+    for what, reduced in zip(trees, squares_and_maxima(list(trees.values()), shardings, by_row), strict=True):
         norms[what], layers = {}, []
-        for path, array in jax.tree_util.tree_leaves_with_path(tree):
-            name, values = jax.tree_util.keystr(path, simple=True, separator='.'), array.astype(jnp.float32)
+        for (name, w), square, largest in zip(named, *map(jax.tree.leaves, reduced), strict=True):
             weight = name.removeprefix(STACKED)
             if arch is None or weight == name:
-                norms[what][f'/{name}'] = jnp.sqrt(jnp.sum(jnp.square(values)))
+                norms[what][f'/{name}'] = jnp.sqrt(square[0])
                 continue
-            axes, size = tuple(range(1, array.ndim)), math.prod(array.shape[1:])
-            one = _InLayers(
-                square=jnp.sum(jnp.square(values), axis=axes),
-                largest=jnp.max(jnp.abs(values), axis=axes),
-                size=jnp.full(len(values), size, jnp.float32),
-            )
+            one = _InLayers(square, largest, size=jnp.full(len(w), math.prod(w.shape[1:]), jnp.float32))
             norms[what][f'/{weight}'] = jnp.sqrt(one.square)
             has = np.array(layers_with(arch, weight))
             if len(has) < arch.n_layers:

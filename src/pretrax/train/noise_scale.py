@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from pretrax.model.base import weight_shardings
 from pretrax.model.loss import Batch
 from pretrax.train.average import gradient_point
 from pretrax.train.groups import settings_of, trained
 from pretrax.train.host_memory import on_device
+from pretrax.train.norms import inner_products
 from pretrax.train.step import Gradient, Recipe, TrainState, make_gradients, step_keys
 
 
@@ -60,9 +62,9 @@ def make_noise(recipe: Recipe) -> Callable[[TrainState, Batch], Noise]:
 
         both, known_of = jax.lax.map(half_gradient, jnp.arange(2))
         a, b = (jax.tree.map(lambda g, half=half: g[half], both) for half in range(2))
-        difference = optax.tree.norm(optax.tree.sub(a, b), squared=True)
-        is_known = jnp.prod(known_of)
-        trace = difference / (1 / ((rows + 1) // 2) + 1 / (rows // 2))
-        return Noise(trace * is_known, jnp.asarray(optax.tree.vdot(a, b)) * is_known)
+        difference = optax.tree.sub(a, b)
+        shardings = weight_shardings(recipe.model, state.weights)
+        distance, product = inner_products([(difference, difference), (a, b)], shardings) * jnp.prod(known_of)
+        return Noise(distance / (1 / ((rows + 1) // 2) + 1 / (rows // 2)), product)
 
     return jax.jit(noise, out_shardings=NamedSharding(jax.sharding.get_mesh(), PartitionSpec()))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from pretrax.model.base import MatrixAxes
-from pretrax.shardlib import all_gather, all_to_all, axis_index, axis_size, num, scope, typed_shard_map
+from pretrax.shardlib import all_gather, all_to_all, axis_index, axis_size, num, scope, type_of, typed_shard_map
 from pretrax.shardlib.types import current_mesh
 
 CHUNK = 1 << 24  # elements of a chunk on one device; one matrix if it has more
@@ -63,8 +63,7 @@ def layout_of(w: jax.Array, dims: MatrixAxes, sharding: NamedSharding | None) ->
     stack. The work has to do with the transpose what it does with the matrix.
     """
     inputs, outputs = dims
-    spec = () if sharding is None else sharding.spec
-    axes = tuple((a,) if isinstance(a, str) else tuple(a or ()) for a in (*spec, *[None] * (w.ndim - len(spec))))
+    axes = tuple(dim.axes for dim in type_of(sharding, w.ndim).dims)
     batch = tuple(i for i in range(w.ndim) if i not in (*inputs, *outputs))
     one = Layout(batch, inputs, outputs, axes)
     return one if one.stack[1][1:] <= one.stack[2][1:] else one._replace(rows=outputs, columns=inputs)

@@ -1,7 +1,7 @@
 """The training step: state, metrics = step(state, batch). It is pure; training applies it again and again.
 
-The gradient is computed per device with explicit communication (`typed_shard_map`). The update runs on sharded arrays
-under `jit`, so that norms are global.
+The gradient is computed per device with explicit communication (`typed_shard_map`), the update on
+sharded arrays under `jit`. In the update, only norms and some optimizers communicate.
 """
 
 import zlib
@@ -20,6 +20,7 @@ from pretrax.train.accumulation import defer_replicas, reduce_replicas, sum_micr
 from pretrax.train.average import Optimizer, gradient_point, next_average, next_weights
 from pretrax.train.groups import Group, adjusted, settings_of, stop_frozen, trained
 from pretrax.train.host_memory import on_device, to_host
+from pretrax.train.norms import global_norm
 from pretrax.train.skipping import LossScale, outcome_of
 
 Weights = optax.Params  # a pytree of arrays
@@ -83,11 +84,11 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
         gradient, terms, tables = gradients(point, batch, *step_keys(recipe, state.step), **known)
         with jax.named_scope('optimizer'):
             of_trained = trained(gradient, settings)
-            norm = optax.tree.norm(of_trained)  # clipped as in Pascanu et al. 2013, arXiv:1211.5063
+            shardings = weight_shardings(recipe.model, before)
+            norm = global_norm(of_trained, shardings)  # Pascanu et al. 2013, arXiv:1211.5063
             clip = jnp.minimum(1.0, recipe.clip_norm / (norm + 1e-6)) if recipe.clip_norm else 1.0
             clipped = jax.tree.map(lambda g: g * clip, of_trained)
-            shardings = weight_shardings(recipe.model, before)  # for optimizers that exchange matrices
-            apply = optax.with_extra_args_support(recipe.optimizer).update  # pyright: ignore[reportArgumentType]
+            apply = optax.with_extra_args_support(recipe.optimizer).update  # type: ignore[arg-type]
             update = apply(clipped, state.optimizer, trained(point, settings), shardings=shardings)
             rate = recipe.rate(state.step)
             weights, optimizer = next_weights(recipe.optimizer, before, point, update, rate, settings)
@@ -119,7 +120,7 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
             'clipped_grad_norm': norm * clip,
             'learning_rate': rate,
             **scale,
-            'weight_norm': optax.tree.norm(after.weights),
+            'weight_norm': global_norm(after.weights, shardings),
             'skipped_steps': after.skipped,
             'steps_without_targets': jnp.where(outcome.has_targets, 0, 1),
             'skipped_in_a_row': after.skipped_in_a_row,
