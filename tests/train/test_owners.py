@@ -90,8 +90,15 @@ def test_an_update_of_muon_sends_each_matrix_there_and_back_and_nothing_else(nam
     sent = Counter()
     for one in collectives(program.as_text(), dict(mesh.shape)):
         sent[one.kind, one.axes] += one.bytes * one.times
+    assert sent == exchanged(state.weights, shardings, mesh)
+    cost = update_cost(recipe._replace(section=SECTION), state)
+    assert Counter({(one.kind, one.axes): one.bytes for one in cost.exchanges}) == expected
+
+
+def exchanged(weights, shardings, mesh):
+    """{(kind, axes): bytes} of all matrices to their owners and back."""
     expected = Counter()
-    for stack, n in stacks(state.weights, shardings, mesh).items():
+    for stack, n in stacks(weights, shardings, mesh).items():
         taken, rows, columns = stack
         size = dict(mesh.shape)
         idle = [axis for axis in size if size[axis] > 1 and axis not in taken]
@@ -103,9 +110,7 @@ def test_an_update_of_muon_sends_each_matrix_there_and_back_and_nothing_else(nam
             expected['all-to-all', tuple(moved)] += 2 * slices // math.prod(size[axis] for axis in idle)
         if idle:
             expected['all-gather', tuple(idle)] += slices
-    assert sent == expected
-    cost = update_cost(recipe._replace(section=SECTION), state)
-    assert Counter({(one.kind, one.axes): one.bytes for one in cost.exchanges}) == expected
+    return expected
 
 
 def stacks(weights, shardings, mesh):

@@ -64,6 +64,10 @@ def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
                 many = [*sharding.spec, *[None] * x.ndim][: x.ndim - 2]
                 rest = [axis if n % mesh.shape[axis] == 0 else None for axis, n in zip('dt', x.shape[-2:], strict=True)]
                 return NamedSharding(mesh, PartitionSpec(*many, *rest))
+            for i in range(len(shape)):  # a mean over one dimension, which Adafactor leaves out
+                if x.ndim and x.shape == (*shape[:i], *shape[i + 1 :]):
+                    axes = [*sharding.spec, *[None] * len(shape)][: len(shape)]
+                    return NamedSharding(mesh, PartitionSpec(*axes[:i], *axes[i + 1 :]))
         return replicated
 
     moments = jax.tree_util.tree_map_with_path(moment, like.optimizer)
