@@ -6,6 +6,7 @@ The programs are compiled for simulated devices. A collective that no formula ha
 import math
 import re
 from collections import Counter
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +117,25 @@ def by_neuron(weights, like, mesh):
     return total
 
 
+def by_update(name, weights, shardings, mesh):
+    """{(kind, axes): bytes} of the update with an optimizer."""
+    placed = placed_weights(weights, shardings, mesh)
+    total = Counter({('all-reduce', axes_of(placed, mesh)): 2 * 4})  # norms of the gradient and of the weights
+    if name == 'adafactor':
+        total += by_adafactor(placed, mesh)
+    if name in ('muon', 'normuon'):
+        total += exchanged(weights, shardings, mesh)
+    if name == 'normuon':
+        total += by_neuron(placed, weights, mesh)
+    return total
+
+
+def by_layer(weights):
+    """Bytes of the statistics of layers: a sum of squares and a maximum of the gradient, the update and the weights."""
+    in_layers = jax.tree.leaves(weights.layers)
+    return 2 * 3 * 4 * (sum(map(len, in_layers)) + len(jax.tree.leaves(weights)) - len(in_layers))
+
+
 SLOW = {(name, mesh) for name in OPTIMIZERS for mesh in MESHES if name not in ('adamw', 'adafactor')}
 SLOW -= {('normuon', 'd=4 t=2')}
 
@@ -136,14 +156,7 @@ def test_an_update_sends_two_norms_and_what_its_optimizer_needs(name, mesh, monk
         state, terms = abstract_state(recipe), {'nll': (jax.ShapeDtypeStruct((), jnp.float32),) * 2}
         program = compiled_update(recipe, state, terms, monkeypatch)
         shardings = weight_shardings(recipe.model, state.weights)
-        weights = placed_weights(state.weights, shardings, mesh)
-        expected = Counter({('all-reduce', axes_of(weights, mesh)): 2 * 4})  # of the gradient, and of the weights
-        if name == 'adafactor':
-            expected += by_adafactor(weights, mesh)
-        if name in ('muon', 'normuon'):
-            expected += exchanged(state.weights, shardings, mesh)
-        if name == 'normuon':
-            expected += by_neuron(weights, state.weights, mesh)
+        expected = by_update(name, state.weights, shardings, mesh)
     assert sent(program, mesh) == expected
     before, after = jax.tree.leaves(state), jax.tree.leaves(program.output_shardings[0])
     assert all(new.is_equivalent_to(x.sharding, x.ndim) for x, new in zip(before, after, strict=True))
@@ -172,13 +185,7 @@ def test_norms_of_layers_are_two_all_reduces(mesh):
             out_shardings=NamedSharding(mesh, PartitionSpec()),
         ).lower(weights, weights, weights).compile()  # fmt: skip
         axes = axes_of(placed_weights(weights, shardings, mesh), mesh)
-    numbers = (
-        sum(len(w) for w in jax.tree.leaves(weights.layers))
-        + len(jax.tree.leaves(weights))
-        - len(jax.tree.leaves(weights.layers))
-    )
-    # Sums of squares and maxima, of the gradient, the update and the weights
-    assert sent(program, mesh) == {('all-reduce', axes): 2 * 3 * 4 * numbers}
+    assert sent(program, mesh) == {('all-reduce', axes): by_layer(weights)}
 
 
 @on_each_mesh
@@ -247,3 +254,26 @@ def test_distillation_sends_nothing_outside_of_typed_shard_map(mesh):
         recipe = recipe_on(mesh, optimizer.adamw(), sizes, options)._replace(model=model)
         program = make_step(recipe).lower(abstract_state(recipe), batch_of()).compile()
     assert sent(program, mesh, only_outside=True) == {}
+
+
+DENSE = {'n_layers': 4, 'd_model': 2048, 'n_heads': 16, 'n_kv_heads': 8, 'd_head': 128, 'd_ff': 8192}
+EXPERTS = DENSE | {'d_ff': 2048, 'n_experts': 8, 'experts_per_token': 2}
+
+
+def test_the_manual_has_the_bytes_of_larger_decoders():
+    """The formulas above give the table of docs/parallelism.md."""
+    optimizers = {'adamw': '`adamw`, `lion`, `sgd`, `schedule_free`', 'adafactor': '`adafactor`', 'muon': '`muon`'}
+    rows = {label: [] for label in (*optimizers.values(), '`muon` with `neuron_b2`', 'noise scale', 'layer statistics')}
+    for sizes, _ in MESHES.values():
+        mesh = mesh_of(**sizes)
+        with jax.set_mesh(mesh):
+            options = {'family': 'llama'} | (EXPERTS if 'e' in sizes else DENSE)
+            model = transformer(options, mesh, vocab_size=32_768, micro_batches=sizes.get('p', 1))
+            weights = model.abstract()
+            shardings = weight_shardings(model, weights)
+        updates = [by_update(name, weights, shardings, mesh).total() for name in (*optimizers, 'normuon')]
+        for numbers, n in zip(rows.values(), [*updates, 8, by_layer(weights)], strict=True):
+            numbers.append(f'{n:,}')
+    text = (Path(__file__).parents[2] / 'docs/parallelism.md').read_text()
+    for label, numbers in rows.items():
+        assert f'| {label} | {" | ".join(numbers)} |' in text
