@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pretrax.translate.schedules import cosine_points
+from pretrax.translate.translation import cosine_points
 
 
 @pytest.mark.parametrize(('end', 'after'), [(8000, 0.1), (8000, 0.0), (20000, 0.1)])

@@ -98,11 +98,11 @@ class Space:
     def __init__(self, path: AnyPath, search: Search, base_path: AnyPath):
         self.name, self.search = path.stem, search
         self._path, self._base_path = path, base_path
-        self.base = self._load({})
+        self.base = self.config({})
 
     def config(self, values: Mapping[str, Any], **own: str) -> RunConfig:
         """The configuration with these values of the parameters, and `name` and `run_dir`. Raises UserError."""
-        return self._load(values, **own)
+        return changed_config(self._base_path, self.search.change | dict(values) | own, self._path)
 
     @property
     def identity(self) -> str:
@@ -112,9 +112,6 @@ class Space:
         )
         base = json.loads(self.base.model_dump_json(exclude={'name', 'run_dir'}))
         return json.dumps([own, base], sort_keys=True)
-
-    def _load(self, values: Mapping[str, Any], **own: str) -> RunConfig:
-        return changed_config(self._base_path, self.search.change | dict(values) | own, self._path)
 
 
 def read_search(path: AnyPath) -> Space:

@@ -31,10 +31,9 @@ from pretrax.huggingface.fields import (
 )
 from pretrax.huggingface.gemma4 import GlobalLayers
 from pretrax.huggingface.harmless import DROPOUT_FIELDS, dropout_options, is_harmless
-from pretrax.huggingface.layers import NoPositions, Rope, Windows
+from pretrax.huggingface.layers import DeltaLayers, Expansion, NoPositions, Rope, Windows
 from pretrax.huggingface.llama4 import ChunkedLayers, InterleavedExperts
 from pretrax.huggingface.quantized import check_quantization
-from pretrax.huggingface.states import DeltaLayers, Expansion
 from pretrax.huggingface.text_part import text_config
 from pretrax.model.architecture import KEYS, Architecture, keys_that_change, resolve
 from pretrax.model.choices import TransformerOptions

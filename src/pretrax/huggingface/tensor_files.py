@@ -68,8 +68,7 @@ class TensorFiles(contextlib.AbstractContextManager['TensorFiles']):
             )
 
     def write(self, name: str, where: tuple[slice, ...], values: np.ndarray) -> None:
-        """Writes the part `where` of a tensor: complete rows at once, parts of rows one by one, others through a mapped
-        file.
+        """Writes the part `where` of a tensor: complete rows at once, parts of rows one by one, others mapped.
 
         The values are rounded to the dtype of the tensor. Raises UserError if one of them is too large for it.
         """

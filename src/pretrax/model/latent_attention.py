@@ -1,5 +1,4 @@
-"""Multi-head latent attention: queries, keys and values from low-rank latents. DeepSeek-AI 2024, arXiv:2405.04434,
-section 2.1.
+"""Multi-head latent attention, from low-rank latents. DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 
 Keys and values of all heads are products with one latent per token. Positions are in a part of their own: of each query
 head, and of one key that all heads share. Training multiplies the latents out and attends as usual (attention.py). In

@@ -104,8 +104,7 @@ class MetricsLog(contextlib.AbstractContextManager['MetricsLog']):
 
 
 def append_evaluation(directory: pathlib.Path, step: int, values: Mapping[str, float]) -> None:
-    """Appends what another process than the training has measured of a checkpoint to `evaluations.jsonl`. Raises
-    OSError.
+    """Appends what another process than the training has measured to `evaluations.jsonl`. Raises OSError.
 
     Its lines have no time, since they say nothing about the time of the run.
     """

@@ -1,5 +1,4 @@
-"""Connections below HTTP: how many there may be, how soon and how large the head of a request, how soon an answer is
-read.
+"""Connections below HTTP: how many, how soon and how large the head of a request, how soon an answer is read.
 
 A connection waits (for a request, or for its client to read the end of an answer) or is busy with a request. Where
 there is no room, the connection that has waited longest makes room, so waiting connections keep nobody out; busy ones

@@ -1,8 +1,7 @@
 """What MaxText's configurations say about the run itself: its data, optimizer, schedule, checkpoints and logs."""
 
 from pretrax.model.choices import presets
-from pretrax.translate.schedules import cosine_points
-from pretrax.translate.translation import Translation, run_name
+from pretrax.translate.translation import Translation, cosine_points, run_name
 
 _TOKENIZER = 'the tokenizer as a tokenizer.json, such as that of the model on the Hugging Face hub'
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from pretrax.tables import read_table
 from pretrax.translate.python_assignments import Computed
-from pretrax.translate.schedules import cosine_points
-from pretrax.translate.translation import Translation, run_name
+from pretrax.translate.translation import Translation, cosine_points, run_name
 
 SOURCE = "nanoGPT's train.py"
 _TABLES = read_table(Path(__file__).with_suffix('.yaml'))
