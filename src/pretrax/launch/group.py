@@ -1,6 +1,7 @@
 """The processes of one attempt, as a supervisor sees them."""
 
 import contextlib
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,13 @@ class Group(contextlib.AbstractContextManager['Group']):
     def gone(self) -> Sequence[int]:
         """The processes whose machine is gone, so that they cannot be started there again. Called at the end."""
         return ()
+
+
+def free_port(address: str = '') -> int:
+    """A free port of an address of this machine; '': of any."""
+    with socket.socket() as free:
+        free.bind((address, 0))
+        return free.getsockname()[1]
 
 
 def identity(number: int, hosts: Sequence[str], address: str) -> dict[str, str]:

@@ -8,7 +8,6 @@ import contextlib
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import IO
 from pretrax.config import RunConfig
 from pretrax.errors import Report
 from pretrax.launch.elastic import Slots
-from pretrax.launch.group import Group, identity, last_lines, output_file
+from pretrax.launch.group import Group, free_port, identity, last_lines, output_file
 from pretrax.launch.restarts import RestartOptions
 from pretrax.launch.sizes import misfit
 from pretrax.launch.supervisor import Supervisor
@@ -76,7 +75,7 @@ class LocalGroup(Group):
         self._processes: list[Child] = []
         self._guard: Child | None = None
         self._begins: list[int] = []  # offset at which the output of this attempt begins, per process
-        address = f'127.0.0.1:{_free_port()}'
+        address = f'127.0.0.1:{free_port("127.0.0.1")}'
         try:
             for index, slot in enumerate(slots):
                 bind = {'JAX_COORDINATOR_BIND_ADDRESS': address}
@@ -151,9 +150,3 @@ def share_of(slot: int, devices: int | None) -> dict[str, str]:
 def pretrax_command(*arguments: str) -> list[str]:
     """Command that runs pretrax with this Python: `pretrax_command('train', 'run.yaml')`."""
     return [sys.executable, '-m', 'pretrax', *arguments]
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        return free.getsockname()[1]

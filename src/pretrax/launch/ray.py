@@ -9,7 +9,6 @@ import dataclasses
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from typing import Any
 
 from pretrax.doctor.host_facts import Facts, facts, problem_of
 from pretrax.errors import MISTAKE, Report
-from pretrax.launch.group import TAIL, Group, identity, output_file
+from pretrax.launch.group import TAIL, Group, free_port, identity, output_file
 from pretrax.launch.ray_cluster import Cluster, Place
 from pretrax.launch.remote import from_shell
 from pretrax.system.children import Child
@@ -298,9 +297,7 @@ class RayWorker:
 
     def free_port(self) -> int:
         """A free port of this machine."""
-        with socket.socket() as free:
-            free.bind(('', 0))
-            return free.getsockname()[1]
+        return free_port()
 
     def run(self, arguments: Sequence[str], directory: str, environment: Mapping[str, str]) -> int:
         """Runs Python to its end, and returns its exit code."""

@@ -4,12 +4,13 @@ import contextlib
 import dataclasses
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pretrax.errors import UserError
 from pretrax.infer.answers import Asked, Speed, show, write
 from pretrax.infer.request import Request
 from pretrax.infer.sampling_settings import Sampling
+from pretrax.system.children import handling
 from pretrax.weights.loaded import LoadedModel
 
 HELP = '/reset starts again, /quit or Ctrl-D ends, Ctrl-C stops an answer'
@@ -62,8 +63,10 @@ def chat_with(
             continue
         answers, answer = answers + 1, ''
         speed.prompt_tokens += len(request.prompt)
+        interrupted: list[int] = []
         with (
-            _interrupts() as interrupted,
+            # No KeyboardInterrupt, which could leave the engine in the middle of a step
+            handling([signal.SIGINT], interrupted.append),
             contextlib.closing(write(engine, model.tokenizer, [Asked(request, stops)])) as all_news,
         ):
             for news in all_news:
@@ -99,14 +102,3 @@ def _read_message() -> str | None:
             return None
         except KeyboardInterrupt:
             show('\n')
-
-
-@contextlib.contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Collects Ctrl-C instead of raising KeyboardInterrupt, which could leave the engine in the middle of a step."""
-    received: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
-    try:
-        yield received
-    finally:
-        signal.signal(signal.SIGINT, before)
