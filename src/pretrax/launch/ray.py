@@ -281,7 +281,7 @@ _LOOK = 0.1  # seconds between two looks for output
 
 
 class RayWorker:
-    """The process of one node. Several methods run at once."""
+    """A Ray actor: it runs `pretrax launch node` on its node. Several methods run at once. It needs no Ray."""
 
     def __init__(self) -> None:
         self._process: Child | None = None

@@ -130,7 +130,10 @@ SAMPLES = 'samples.jsonl'
 
 
 class SampleLog(StepLines):
-    """Appends the samples of a run to `samples.jsonl` in its directory."""
+    """Appends the samples of a run to `samples.jsonl` in its directory, by step and in the order of the prompts.
+
+    {"step": 500, "prompt": "def ", "text": "def read(path):\\n    ..."}; `text` begins with the prompt.
+    """
 
     def __init__(self, directory: pathlib.Path, resumed_step: int = 0, say: Report = print):
         super().__init__(directory / SAMPLES, resumed_step, say)

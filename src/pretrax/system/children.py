@@ -86,6 +86,7 @@ def prepare_training() -> None:
     end_with_parent()
 
 
+# The signals that reach a launched training.
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
 PASSED_ON = (*STOP, signal.SIGUSR1, signal.SIGUSR2)
 

@@ -1,4 +1,4 @@
-"""A comparison in words and tables, for a terminal, as Markdown, CSV and JSON."""
+"""A comparison in words and tables, for a terminal, as Markdown, CSV and JSON, and as a page that needs no network."""
 
 import dataclasses
 import json

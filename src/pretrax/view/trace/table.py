@@ -1,4 +1,4 @@
-"""Traced steps as text for the terminal, as CSV, JSON, and an HTML page."""
+"""Traced steps as text for the terminal, with advice, as CSV, JSON, and an HTML page."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ _AXES, _PHASES = _ADVICE['axes'], _ADVICE['phases']
 
 
 def advice(steps: TracedSteps) -> list[str]:
-    """Lines for the terminal, the most expensive first."""
+    """What takes most time, and what to try: at most five lines, the most expensive first."""
     whole = steps.seconds
     phases = [(seconds, f'{phase}: {_PHASES[phase]}') for phase, seconds in steps.phases().items() if phase in _PHASES]
     found = [*_communication(steps), *phases, *_computation(steps)]
