@@ -104,12 +104,13 @@ def exchanged(weights, shardings, mesh):
         idle = [axis for axis in size if size[axis] > 1 and axis not in taken]
         moved = [axis for axis in size if size[axis] > 1 and axis in (*rows[1], *columns[1])]
         split = math.prod(size[axis] for axis in moved)
-        owners_of_stack = split * math.prod(size[axis] for axis in idle)
-        slices = -(-n // owners_of_stack) * owners_of_stack * rows[0] * columns[0] // split * 4
+        sharers = math.prod(size[axis] for axis in idle)
+        share = -(-n // sharers)  # matrices of a device along the idle axes
+        of_slice = rows[0] * columns[0] // split * 4
         if moved:
-            expected['all-to-all', tuple(moved)] += 2 * slices // math.prod(size[axis] for axis in idle)
+            expected['all-to-all', tuple(moved)] += 2 * -(-share // split) * split * of_slice
         if idle:
-            expected['all-gather', tuple(idle)] += slices
+            expected['all-gather', tuple(idle)] += share * sharers * of_slice
     return expected
 
 

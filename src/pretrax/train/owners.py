@@ -2,9 +2,10 @@
 
 At rest a device has a slice of every matrix. Matrices of one shape make a stack, which is exchanged chunk by chunk:
 each device gets whole matrices, works on them, and sends the slices of the results back. So an element is sent twice,
-whatever the work. While a device works on one chunk, the next is on its way.
+whatever the work. While a device works on one chunk, the next is on its way, and so are the results of the last.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from pretrax.shardlib import all_gather, all_to_all, axis_index, axis_size, num,
 from pretrax.shardlib.types import current_mesh
 
 CHUNK = 1 << 24  # elements of a chunk on one device; one matrix if it has more
+MOST_CHUNKS = 16  # of a stack; they are larger if it needs more
 
 Axes = tuple[str, ...]  # of the mesh
 Work = Callable[[jax.Array], jax.Array]  # [matrices, rows, columns] -> the same shape
@@ -83,60 +85,110 @@ def on_owners(work: Work, weights: Sequence[jax.Array], layouts: Sequence[Layout
     types = tuple[*(layout.type for layout in layouts)]
 
     @typed_shard_map
-    def everywhere(shards: types) -> types:
-        found, stacks = list(shards), dict[Any, list[int]]()
+    def exchange(shards: types) -> types:
         slices = [layout.matrices(w) for layout, w in zip(layouts, shards, strict=True)]
-        for i, (layout, one) in enumerate(zip(layouts, slices, strict=True)):
-            stacks.setdefault((layout.stack, one.shape[1:]), []).append(i)
-        for (dims, _), members in stacks.items():
-            with scope():
-                done = _stacked(work, dims, jnp.concatenate([slices[i] for i in members]))
-            ends = [sum(slices[i].shape[0] for i in members[:k]) for k in range(1, len(members))]
-            for i, part in zip(members, jnp.split(done, ends), strict=True):
-                found[i] = layouts[i].weight(part, shards[i])
-        return tuple(found)
+        chunks, results = _chunks(layouts, slices), list[list[jax.Array]]([] for _ in slices)
+        for chunk, done in zip(chunks, _in_turn(work, chunks, slices), strict=True):
+            cuts = itertools.accumulate(stop - start for _, start, stop in chunk.parts[:-1])
+            for (i, _, _), part in zip(chunk.parts, jnp.split(done, list(cuts)), strict=True):
+                results[i].append(part)
+        return tuple(
+            layout.weight(jnp.concatenate(parts), w) for layout, parts, w in zip(layouts, results, shards, strict=True)
+        )
 
-    return list(everywhere(tuple(weights)))
-
-
-def _stacked(work: Work, dims: tuple[str, str, str], x: jax.Array) -> jax.Array:
-    """The work on a stack [N, R, C] that is sharded as `dims` say, chunk by chunk."""
-    (n, rows, columns), sizes = x.shape, dict(current_mesh().shape)
-    taken = {axis for dim in dims for axis in _axes(dim)}
-    idle = tuple(axis for axis, size in sizes.items() if size > 1 and axis not in taken)
-    split = math.prod(sizes[axis] for dim in dims[1:] for axis in _axes(dim))  # slices of a matrix
-    owners = split * math.prod(sizes[axis] for axis in idle)
-    each = -(-n // owners)  # matrices of a device
-    chunks = -(-each // max(1, CHUNK // (rows * columns * split)))
-    size = -(-each // chunks) * owners
-    x = jnp.pad(x, ((0, chunks * size - n), (0, 0), (0, 0))).reshape(chunks, size, rows, columns)
-
-    def turn(own: jax.Array, following: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return _to_owners(dims, idle, following), _from_owners(dims, idle, work(own))
-
-    last, done = jax.lax.scan(turn, _to_owners(dims, idle, x[0]), x[1:])
-    done = jnp.concatenate([done, _from_owners(dims, idle, work(last))[None]])
-    return done.reshape(-1, rows, columns)[:n]
+    return list(exchange(tuple(weights)))
 
 
-def _to_owners(dims: tuple[str, str, str], idle: Axes, x: jax.Array) -> jax.Array:
-    """The whole matrices that this device owns. Along `idle` slices are the same, and each device takes a share."""
-    n, rows, columns = dims
+class _Chunk(NamedTuple):
+    """Matrices that are exchanged together. `parts`: the number of a weight, and which of its matrices."""
+
+    stack: tuple[str, str, str]
+    parts: tuple[tuple[int, int, int], ...]  # weight, start, stop
+
+    @property
+    def matrices(self) -> int:
+        return sum(stop - start for _, start, stop in self.parts)
+
+    @property
+    def split(self) -> int:
+        """Slices of a matrix."""
+        return math.prod(current_mesh().shape[axis] for dim in self.stack[1:] for axis in _axes(dim))
+
+    @property
+    def idle(self) -> str:
+        """The axes along which devices have the same slices; each device takes a share of the matrices."""
+        taken = {axis for dim in self.stack for axis in _axes(dim)}
+        return ' '.join(axis for axis, size in current_mesh().shape.items() if size > 1 and axis not in taken)
+
+
+def _chunks(layouts: Sequence[Layout], slices: Sequence[jax.Array]) -> list[_Chunk]:
+    """Chunks of matrices of one shape and sharding, the smallest matrices first."""
+    stacks = dict[Any, list[int]]()
+    for i, (layout, x) in enumerate(zip(layouts, slices, strict=True)):
+        stacks.setdefault((layout.stack, x.shape[1:]), []).append(i)
+    found = []
+    for (stack, shape), members in sorted(stacks.items(), key=lambda item: math.prod(item[0][1])):
+        places = [(i, k) for i in members for k in range(len(slices[i]))]
+        one = _Chunk(stack, ())
+        owners = one.split * (axis_size(one.idle) if one.idle else 1)
+        each = -(-len(places) // owners)  # matrices of a device
+        size = max(1, CHUNK // (math.prod(shape) * one.split), -(-each // MOST_CHUNKS))
+        n = -(-each // size)
+        for number in range(n):
+            inside = places[len(places) * number // n : len(places) * (number + 1) // n]
+            ranges = {i: [k for j, k in inside if j == i] for i in dict(inside)}
+            found.append(_Chunk(stack, tuple((i, ks[0], ks[-1] + 1) for i, ks in ranges.items())))
+    return found
+
+
+def _in_turn(work: Work, chunks: Sequence[_Chunk], slices: Sequence[jax.Array]) -> list[jax.Array]:
+    """The slices of the results of each chunk. While a device works on one, its neighbors are on their way.
+
+    XLA for GPUs would do all work first and then send all results; the barriers separate the turns.
+    """
+    sent: list[Any] = []
+    own, done = _to_owners(chunks[0], slices), None
+    for before, after in zip((None, *chunks[:-1]), (*chunks[1:], None), strict=True):
+        following = after and _to_owners(after, slices)
+        back = before and _from_owners(before, done)
+        own, done, back = jax.lax.optimization_barrier((following, work(own), back))
+        sent.append(back)
+    return [*sent[1:], _from_owners(chunks[-1], done)]
+
+
+def _to_owners(chunk: _Chunk, slices: Sequence[jax.Array]) -> jax.Array:
+    """The whole matrices of a chunk that this device owns, and zeros if they do not divide."""
+    (n, rows, columns), idle = chunk.stack, chunk.idle
+    x = jnp.concatenate([slices[i][start:stop] for i, start, stop in chunk.parts])
     if idle:
-        x = x.reshape(axis_size(' '.join(idle)), -1, *x.shape[1:])[axis_index(' '.join(idle))]
-        n = '/'.join((n, *idle))
-    if not _axes(rows) + _axes(columns):
+        x = _padded(x, axis_size(idle))
+        x = x.reshape(axis_size(idle), -1, *x.shape[1:])[axis_index(idle)]
+        n = '/'.join((n, *idle.split()))
+    if chunk.split == 1:
         return x
-    return all_to_all(f'{n} {rows} {columns} -> {"/".join((n, *_axes(rows), *_axes(columns)))} R C', x)
+    with scope():
+        moved = '/'.join((n, *_axes(rows), *_axes(columns)))
+        return all_to_all(f'{n} {rows} {columns} -> {moved} R C', _padded(x, chunk.split))
 
 
-def _from_owners(dims: tuple[str, str, str], idle: Axes, x: jax.Array) -> jax.Array:
+def _from_owners(chunk: _Chunk, x: jax.Array) -> jax.Array:
     """The inverse of `_to_owners`."""
-    n, rows, columns = dims
-    shared = '/'.join((n, *idle))
-    if _axes(rows) + _axes(columns):
-        x = all_to_all(f'{"/".join((shared, *_axes(rows), *_axes(columns)))} R C -> {shared} {rows} {columns}', x)
-    return all_gather(f'{shared} {rows} {columns} -> {n} {rows} {columns}', x) if idle else x
+    (n, rows, columns), idle = chunk.stack, chunk.idle
+    shared = '/'.join((n, *idle.split()))
+    if chunk.split > 1:
+        with scope():
+            moved = '/'.join((shared, *_axes(rows), *_axes(columns)))
+            x = all_to_all(f'{moved} R C -> {shared} {rows} {columns}', x)
+    if idle:
+        with scope():  # without the zeros
+            x = x[: -(-chunk.matrices // axis_size(idle))]
+            x = all_gather(f'{shared} {rows} {columns} -> {n} {rows} {columns}', x)
+    return x[: chunk.matrices]
+
+
+def _padded(x: jax.Array, multiple: int) -> jax.Array:
+    """A stack with zeros at its end, so that the number of its matrices is a multiple."""
+    return jnp.pad(x, ((0, -len(x) % multiple), (0, 0), (0, 0)))
 
 
 def _axes(dim: str) -> Axes:
