@@ -130,15 +130,20 @@ def _chunks(layouts: Sequence[Layout], slices: Sequence[jax.Array]) -> list[_Chu
     for (stack, shape), members in sorted(stacks.items(), key=lambda item: math.prod(item[0][1])):
         places = [(i, k) for i in members for k in range(len(slices[i]))]
         one = _Chunk(stack, ())
-        owners = one.split * (axis_size(one.idle) if one.idle else 1)
-        each = -(-len(places) // owners)  # matrices of a device
-        size = max(1, CHUNK // (math.prod(shape) * one.split), -(-each // MOST_CHUNKS))
-        n = -(-each // size)
-        for number in range(n):
-            inside = places[len(places) * number // n : len(places) * (number + 1) // n]
+        owners, start = one.split * (axis_size(one.idle) if one.idle else 1), 0
+        for size in chunk_sizes(len(places), math.prod(shape) * one.split, owners):
+            inside = places[start : start + size]
             ranges = {i: [k for j, k in inside if j == i] for i in dict(inside)}
             found.append(_Chunk(stack, tuple((i, ks[0], ks[-1] + 1) for i, ks in ranges.items())))
+            start += size
     return found
+
+
+def chunk_sizes(n: int, elements: int, owners: int) -> list[int]:
+    """The numbers of matrices in the chunks of a stack of `n` matrices with so many elements."""
+    each = -(-n // owners)  # matrices of a device
+    chunks = -(-each // max(1, CHUNK // elements, -(-each // MOST_CHUNKS)))
+    return [n * (k + 1) // chunks - n * k // chunks for k in range(chunks)]
 
 
 def _in_turn(work: Work, chunks: Sequence[_Chunk], slices: Sequence[jax.Array]) -> list[jax.Array]:

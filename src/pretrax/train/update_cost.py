@@ -15,7 +15,7 @@ import jax
 from pretrax.cost.step_facts import Exchange, UpdateCost
 from pretrax.model.weights import matrix_dimensions
 from pretrax.train.groups import settings_of, without_frozen
-from pretrax.train.owners import CHUNK, layout_of
+from pretrax.train.owners import chunk_sizes, layout_of
 from pretrax.train.state import TrainState
 from pretrax.train.step import Recipe
 
@@ -109,7 +109,7 @@ def _with_matrices(cost: UpdateCost, rule: _MatrixRule, options: Any, weights: A
             length * math.prod(dict(sizes)[axis] for axis in dim.split('/')[1:])
             for length, dim in zip(slices, stack[1:], strict=True)
         )
-        moved, idle, matrices = _owned(stack, (n, rows, columns), dict(sizes))
+        moved, idle, matrices, gathered = _owned(stack, (n, rows, columns), dict(sizes))
         of_one = rule.products(options, rows, columns)
         own = width * matrices * rows * columns
         flops, traffic = flops + matrices * of_one.flops, traffic + width * matrices * of_one.values
@@ -117,7 +117,7 @@ def _with_matrices(cost: UpdateCost, rule: _MatrixRule, options: Any, weights: A
             traffic += 4 * own  # both exchanges are read and written
             exchanges['all-to-all', moved] += 2 * own
         if idle:
-            exchanges['all-gather', idle] += own * math.prod(dict(sizes)[axis] for axis in idle)
+            exchanges['all-gather', idle] += width * gathered * math.prod(slices)
     sent = tuple(Exchange(*key, n_bytes) for key, n_bytes in exchanges.items())
     return dataclasses.replace(cost, flops=flops, precision=rule.precision, matrices=traffic, exchanges=sent)
 
@@ -136,8 +136,9 @@ def _stacks(weights: Any, tables: bool) -> Mapping[Any, int]:
 
 def _owned(
     stack: tuple[str, ...], shape: tuple[int, int, int], sizes: Mapping[str, int]
-) -> tuple[tuple[str, ...], tuple[str, ...], int]:
-    """The mesh axes that shard rows or columns, those along which slices are the same, and the matrices of an owner.
+) -> tuple[tuple[str, ...], tuple[str, ...], int, int]:
+    """The mesh axes that shard rows or columns, those along which slices are the same, the matrices of an owner, and
+    the slices that are gathered.
 
     `shape`: matrices on a device, rows, columns. If the owners do not divide the matrices, some are padding.
     """
@@ -145,9 +146,9 @@ def _owned(
     moved = tuple(axis for dim in stack[1:] for axis in dim.split('/')[1:] if sizes[axis] > 1)
     idle = tuple(axis for axis, size in sizes.items() if size > 1 and axis not in taken)
     n, rows, columns = shape
-    each = -(-n // math.prod(sizes[axis] for axis in (*moved, *idle)))
-    chunks = -(-each // max(1, CHUNK // (rows * columns)))
-    return moved, idle, chunks * -(-each // chunks)
+    split, sharers = (math.prod(sizes[axis] for axis in axes) for axes in (moved, idle))
+    shares = [-(-size // sharers) for size in chunk_sizes(n, rows * columns, split * sharers)]
+    return moved, idle, sum(-(-share // split) for share in shares), sum(shares) * sharers
 
 
 def _local(x: Any) -> int:
