@@ -140,7 +140,7 @@ def _chunks(layouts: Sequence[Layout], slices: Sequence[jax.Array]) -> list[_Chu
 
 
 def chunk_sizes(n: int, elements: int, owners: int) -> list[int]:
-    """The numbers of matrices in the chunks of a stack of `n` matrices with so many elements."""
+    """Matrices per chunk, for a stack of n matrices. `elements`: of one matrix."""
     each = -(-n // owners)  # matrices of a device
     chunks = -(-each // max(1, CHUNK // elements, -(-each // MOST_CHUNKS)))
     return [n * (k + 1) // chunks - n * k // chunks for k in range(chunks)]
@@ -152,7 +152,7 @@ def _in_turn(work: Work, chunks: Sequence[_Chunk], slices: Sequence[jax.Array]) 
     XLA for GPUs would do all work first and then send all results; the barriers separate the turns.
     """
     sent: list[Any] = []
-    own, done = _to_owners(chunks[0], slices), None
+    own, done = _to_owners(chunks[0], slices), jnp.zeros(())
     for before, after in zip((None, *chunks[:-1]), (*chunks[1:], None), strict=True):
         following = after and _to_owners(after, slices)
         back = before and _from_owners(before, done)
