@@ -7,7 +7,7 @@ import pytest
 from decoders import gpt
 from pretrax.cost.devices import lookup
 from pretrax.cost.roofline import REACH_GPU, predict
-from pretrax.cost.step_facts import StepFacts, UpdateCost
+from pretrax.cost.step_facts import EightBits, StepFacts, UpdateCost
 from pretrax.cost.topology import parse_topology
 
 H100 = lookup('NVIDIA H100 80GB HBM3')
@@ -48,6 +48,20 @@ def test_products_take_six_flops_per_parameter_and_token_and_eight_if_computed_a
     assert phase(plain, 'products').seconds == pytest.approx(seconds)
     assert phase(again, 'products').seconds == pytest.approx(seconds * (6 + 2 * 2 / 3) / 6)
     assert plain.mfu == pytest.approx(6 * N_PARAMS * tokens / (989.4e12 * plain.seconds))
+
+
+def test_products_in_eight_bits_take_the_time_of_their_peak_and_of_rounding():
+    """Half of the products in fp8, at 1,978.9 TFLOP/s; A100 has no units for it."""
+    tokens = 2**17
+    eight = EightBits('fp8', N_PARAMS / 2, 1000, 0)
+    seconds = 6 * N_PARAMS / 2 * tokens * (1 / 989.4e12 + 1 / 1978.9e12) / REACH_GPU.products
+    some = predicted(tokens, eight_bits=eight)
+    assert phase(some, 'products').seconds == pytest.approx(seconds)
+    rounded = (2 + 2 + 1) * 1000 * tokens + 2 * (4 + 4 + 1) * N_PARAMS / 2
+    assert phase(some, 'rounding').seconds == pytest.approx(rounded / (3350e9 * REACH_GPU.memory))
+    a100 = lookup('NVIDIA A100-SXM4-80GB')
+    assert a100 is not None
+    assert a100.peak('fp8') == a100.peak('bf16')
 
 
 def test_offloading_takes_the_time_of_the_host_link_there_and_back():

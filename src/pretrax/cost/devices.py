@@ -31,15 +31,20 @@ class Device:
     bandwidth: float | None  # None: unknown, as for CPUs
     host: float | None  # bytes/s to the memory of the host, in one direction; None: unknown
     source: str  # the document with these numbers, or how they were measured
+    int8: float | None = None  # None: there are no units for it, or XLA does not use them
+    fp8: float | None = None
 
     def peak(self, compute: str) -> float:
         """FLOP/s for matrix products in a compute dtype: 'bf16' or 'fp16', which are equally fast, or 'f32'.
+
+        'int8' or 'fp8': as fast as bf16 if the device does not have it, since it then multiplies rounded bf16 values.
 
         'highest': f32 products with `jax.lax.Precision.HIGHEST`. TPUs make six bf16 passes. GPUs do not use TF32: the
         other units of A100 and H100 have about an eighth of its rate (the same datasheets).
         """
         full = self.bf16 / 6 if self.name.startswith('TPU') else self.f32 / 8
-        return {'bf16': self.bf16, 'fp16': self.bf16, 'f32': self.f32, 'highest': full}[compute]
+        eight = {'int8': self.int8 or self.bf16, 'fp8': self.fp8 or self.bf16}
+        return {'bf16': self.bf16, 'fp16': self.bf16, 'f32': self.f32, 'highest': full, **eight}[compute]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +105,7 @@ def _devices() -> dict[str, Device]:
             row['bandwidth'] * GIGA,
             row['host'] * GIGA,
             row['source'],
+            *(row[kind] * TERA if kind in row else None for kind in ('int8', 'fp8')),
         )
         for name, row in _tables()['devices'].items()
     }

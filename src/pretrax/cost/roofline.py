@@ -13,6 +13,7 @@ Per device and step, with T tokens and P parameters of the layers that multiply 
     memory       norms, residuals, activation, rotation: 10 M + 3 F + 2 (H + 2 K) D values per token and layer, three
                  times (forward, backward twice); the logits four times, five in chunks; the table of the embedding 16
                  bytes per parameter
+    eight bits   5 bytes for each value that is rounded, 18 for each weight and pass; products at the peak of eight bits
     optimizer    memory traffic of weights, gradients and state; of whole matrices the slower of products and traffic,
                  and their exchanges, which nothing hides: `train/update_cost.py`
     host         offloaded state, to the device and back; offloaded activations, there and back in each pass
@@ -131,6 +132,7 @@ def predict(
         attention,
         elementwise,
         _head(sizes),
+        _rounding(sizes),
         *_optimizer(sizes),
         *_host_link(sizes, products.seconds + attention.seconds + elementwise.seconds),
         _over_d(sizes, products.seconds + attention.seconds + elementwise.seconds),
@@ -216,9 +218,13 @@ class _Sizes:
         self.in_experts = experts / (self.e * self.t * self.p)
         self.in_layers = (n_params - tables - experts) / (self.t * self.p) + self.in_experts
 
-    def products(self, flops: float) -> float:
-        """Seconds of products."""
-        return flops / (self.device.peak('bf16') * self.reach.products)
+    def products(self, flops: float, in_eight_bits: float = 0.0) -> float:
+        """Seconds of products, of which a share is in eight bits."""
+        eight = self.step.eight_bits
+        inverse = (1 - in_eight_bits) / self.device.peak('bf16')
+        if eight is not None:
+            inverse += in_eight_bits / self.device.peak(eight.kind)
+        return flops * inverse / self.reach.products
 
     def traffic(self, n_bytes: float) -> float:
         """Seconds of memory traffic."""
@@ -248,7 +254,20 @@ def _model_flops(sizes: _Sizes) -> float:
 def _products(sizes: _Sizes) -> Phase:
     arch = sizes.arch
     flops = 6 * sizes.matmul_params + 2 * sum(repeated_products(arch, sizes.step).values())
-    return _work('products of the layers', sizes.products(flops * sizes.tokens / sizes.devices), 'products')
+    eight = sizes.step.eight_bits
+    share = eight.params / sizes.matmul_params if eight else 0.0
+    seconds = sizes.products(flops * sizes.tokens / sizes.devices, share)
+    return _work('products of the layers', seconds, 'products')
+
+
+def _rounding(sizes: _Sizes) -> Phase:
+    """To eight bits: a value is read for the scale, read again, and written; weights, which are f32, twice."""
+    eight, seconds = sizes.step.eight_bits, 0.0
+    if eight is not None:
+        values = (2 * _WIDTH + 1) * eight.values * sizes.tokens_here
+        weights = 2 * (2 * 4 + 1) * (eight.params + eight.head) * sizes.step.all_passes
+        seconds = sizes.traffic((values + weights) / sizes.t / sizes.p)
+    return _work('rounding to eight bits', seconds, 'memory')
 
 
 def _attention(sizes: _Sizes) -> Phase:
@@ -283,7 +302,8 @@ def _head(sizes: _Sizes) -> Phase:
     again = step.loss_chunks > 1 or (sizes.p > 1 and step.inputs is None)
     n_bytes = (5 if again else 4) * _WIDTH * arch.padded_vocab_size * sizes.tokens_here / sizes.t / sizes.p
     logits = sizes.traffic(n_bytes + step.all_passes * 16 * arch.padded_vocab_size * arch.d_model / sizes.t)
-    product = sizes.products((8 if again else 6) * sizes.unembedding * sizes.tokens / sizes.devices)
+    flops = (8 if again else 6) * sizes.unembedding * sizes.tokens / sizes.devices
+    product = sizes.products(flops, float(step.eight_bits is not None and step.eight_bits.head > 0))
     return _work('head and loss', product + logits, 'products' if product > logits else 'memory')
 
 

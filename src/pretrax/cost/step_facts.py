@@ -41,6 +41,24 @@ class UpdateCost:
 
 
 @dataclasses.dataclass(frozen=True)
+class EightBits:
+    """Products in eight bits: see `cost/eight_bits.py`.
+
+    Attributes:
+        kind: 'int8' or 'fp8'.
+        params: parameters of layers that a token multiplies in eight bits.
+        values: per token, the inputs of these products, twice, and their results: what the forward and the backward
+            pass round.
+        head: parameters of the unembedding; 0: its product is in the compute dtype.
+    """
+
+    kind: str
+    params: float
+    values: float
+    head: float
+
+
+@dataclasses.dataclass(frozen=True)
 class StepFacts:
     """How a training step runs on a mesh.
 
@@ -51,6 +69,7 @@ class StepFacts:
             batch).
         platform: 'tpu', 'cuda' or 'cpu'.
         compute: dtype of matrix products.
+        eight_bits: the products in eight bits; None: none.
         update: what the optimizer's update costs.
         in_host: parts of the state that are in host memory between steps: 'optimizer' and 'weights'.
         saved: names of values to 'keep' for the backward pass, or to 'offload' to host memory; it recomputes the
@@ -73,6 +92,7 @@ class StepFacts:
     tokens: int
     platform: str = 'tpu'
     compute: ComputeDtype = 'bf16'
+    eight_bits: EightBits | None = None
     update: UpdateCost = UpdateCost()
     in_host: tuple[str, ...] = ()
     saved: Mapping[str, Any] | None = None

@@ -20,6 +20,7 @@ from pretrax.config.batch import (
     sequence_shards,
     sequences_per_device,
 )
+from pretrax.cost.eight_bits import eight_bits_of
 from pretrax.cost.exposed import exposed_by_default
 from pretrax.cost.memory import Memory, expected_memory
 from pretrax.cost.roofline import Prediction, predict
@@ -174,6 +175,7 @@ class Planner:
             tokens=self.size.tokens // passes,
             platform=self.hardware.platform,
             compute='f32' if self.config.precision.compute == 'f32' else 'bf16',
+            eight_bits=eight_bits_of(model, self._state.weights),
             update=self.update_cost(mesh),
             in_host=self.config.memory.offload,
             saved=saved,
@@ -250,6 +252,9 @@ class Planner:
                     largest_token=self._source.largest_token,
                     slices=self.hardware.slices,
                     documents_per_row=self._source.documents_per_row,
+                    device_kind=self.hardware.target.kind,
+                    matmul=self.config.precision.matmul,
+                    exempt=self.config.precision.exempt,
                     micro_batches=mesh['p'],
                     host_memory=True,
                 )

@@ -24,6 +24,7 @@ from pretrax.config.registry import DEFAULTS
 from pretrax.config.schema import Batch as BatchSection
 from pretrax.config.schema import Checkpoint, Compiler, Distill, Eval, Faults, Log, Optimizer, Precision, Sample
 from pretrax.config.schema import Mesh as MeshSection
+from pretrax.cost.eight_bits import eight_bits_of
 from pretrax.cost.flops import Flops
 from pretrax.cost.memory import Memory, expected_memory
 from pretrax.cost.step_facts import ComputeDtype, StepFacts
@@ -556,6 +557,7 @@ def step_facts(run: Run) -> StepFacts:
         tokens=run.size.tokens // (accumulation * micro_batches),
         platform=run.mesh.devices.flat[0].platform,
         compute=run.compute,
+        eight_bits=eight_bits_of(run.recipe.model, run.like.weights),
         update=update_cost(run.recipe, run.like),
         in_host=run.recipe.offload,
         saved=plan.saved,

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 
 from pretrax.cost.step_facts import Exchange, UpdateCost
-from pretrax.model.weights import matrix_dimensions
 from pretrax.train.groups import settings_of, without_frozen
 from pretrax.train.owners import chunk_sizes, layout_of
 from pretrax.train.state import TrainState
@@ -68,7 +67,9 @@ def update_cost(recipe: Recipe, like: TrainState) -> UpdateCost:
     traffic = (_WEIGHT_AND_GRADIENT + 4 * passes) * values + 2 * state
     cost = UpdateCost(state, traffic)
     rule = _matrix_rule(name, options)
-    return cost if rule is None else _with_matrices(cost, rule, options, weights)
+    if rule is None:
+        return cost
+    return _with_matrices(cost, rule, options, weights, recipe.model.matrix_dimensions(weights, rule.tables))
 
 
 def _matrix_rule(name: str, options: Any) -> _MatrixRule | None:
@@ -100,11 +101,11 @@ def _eigenbasis(options: Any, rows: int, columns: int) -> _Products:
     return _Products(flops, values)
 
 
-def _with_matrices(cost: UpdateCost, rule: _MatrixRule, options: Any, weights: Any) -> UpdateCost:
+def _with_matrices(cost: UpdateCost, rule: _MatrixRule, options: Any, weights: Any, dims: Any) -> UpdateCost:
     width = 2 if rule.precision == 'bf16' else 4
     flops = traffic = 0.0
     exchanges = Counter[tuple[str, tuple[str, ...]]]()
-    for (stack, slices, sizes), n in _stacks(weights, rule.tables).items():
+    for (stack, slices, sizes), n in _stacks(weights, dims).items():
         rows, columns = (
             length * math.prod(dict(sizes)[axis] for axis in dim.split('/')[1:])
             for length, dim in zip(slices, stack[1:], strict=True)
@@ -122,11 +123,11 @@ def _with_matrices(cost: UpdateCost, rule: _MatrixRule, options: Any, weights: A
     return dataclasses.replace(cost, flops=flops, precision=rule.precision, matrices=traffic, exchanges=sent)
 
 
-def _stacks(weights: Any, tables: bool) -> Mapping[Any, int]:
+def _stacks(weights: Any, matrices: Any) -> Mapping[Any, int]:
     """{(dimensions of a stack, rows and columns of the slice on a device, sizes of the mesh axes): matrices there}."""
     leaves, tree = jax.tree.flatten(weights)
     stacks = Counter[Any]()
-    for w, dims in zip(leaves, tree.flatten_up_to(matrix_dimensions(weights, tables)), strict=True):
+    for w, dims in zip(leaves, tree.flatten_up_to(matrices), strict=True):
         if dims is not None:
             layout, local = layout_of(w, dims, w.sharding), w.sharding.shard_shape(w.shape)
             count, *slices = (math.prod(local[i] for i in each) for each in layout[:3])
