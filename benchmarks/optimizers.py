@@ -114,7 +114,7 @@ def main() -> None:
 def measure_missing(
     size: str, names: list[str], seeds: int, measured: dict[str, Any], write: Callable[[], None]
 ) -> None:
-    """Adds to `measured` what it lacks of AdamW and of `names`, and writes after each optimizer."""
+    """Adds to `measured` what it lacks of AdamW and of `names`, and writes the losses and the times of each."""
     reference = Trainer('adamw', size)
     for name in dict.fromkeys(['adamw', *names]):
         if 'seconds_of_pairs' in measured.get(name, {}):
@@ -122,6 +122,7 @@ def measure_missing(
         trainer = Trainer(name, size)
         if name not in measured:
             measured[name] = losses_of(trainer, seeds)
+            write()
         measured[name]['seconds_of_pairs'] = time_pairs(reference, trainer)
         write()
 
@@ -240,7 +241,7 @@ def table(result: dict[str, Any]) -> str:
             '',
             '| optimizer | best rate | val_loss | tokens to the target | time of a step | time to the target | state |',
             '|---|---|---|---|---|---|---|',
-            *[row(name, measured, target) for name in CHOICES if 'seconds_of_pairs' in measured.get(name, {})],
+            *[row(name, measured, target) for name in CHOICES if name in measured],
             '',
         ]
     lines += ['val_loss after the last step by learning rate, with seed 0:', '', *rates(result)]
@@ -257,7 +258,7 @@ def table(result: dict[str, Any]) -> str:
 def row(name: str, measured: dict[str, Any], target: float) -> str:
     """The row of an optimizer at a size."""
     own = measured[name]
-    ratios = [seconds / of_adamw for of_adamw, seconds in own['seconds_of_pairs']]
+    ratios = [seconds / of_adamw for of_adamw, seconds in own.get('seconds_of_pairs', [])]
     reached = [steps_to(curve, target) for curve in own['curves']]
     fractions = [steps / own['curves'][0][-1][0] for steps in reached if steps is not None]
     if name == 'adamw':
@@ -266,10 +267,11 @@ def row(name: str, measured: dict[str, Any], target: float) -> str:
         tokens, seconds = f'{len(fractions)} of {len(reached)} seeds reach it', ''
     else:
         tokens = deviation(fractions)
-        seconds = deviation([fraction * statistics.median(ratios) for fraction in fractions])
+        seconds = deviation([fraction * statistics.mean(ratios) for fraction in fractions]) if ratios else ''
+    of_step = deviation(ratios) if ratios else ''
     losses = deviation([curve[-1][1] for curve in own['curves']], digits=3)
     return (
-        f'| {CHOICES[name].label} | {own["best_rate"]} | {losses} | {tokens} | {deviation(ratios)} | {seconds} '
+        f'| {CHOICES[name].label} | {own["best_rate"]} | {losses} | {tokens} | {of_step} | {seconds} '
         f'| {own["state_bytes"] / own["weight_bytes"]:.2f} |'
     )
 
