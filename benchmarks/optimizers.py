@@ -247,7 +247,8 @@ def table(result: dict[str, Any]) -> str:
     lines += ['val_loss after the last step by learning rate, with seed 0:', '', *rates(result)]
     lines += [
         '',
-        'Numbers after ± are standard deviations over seeds; that of the time of a step is over pairs. '
+        'Numbers after ± are standard deviations over seeds; that of the time of a step is over pairs, and that of the '
+        'time to the target over both. '
         'Tokens and times are relative to those of AdamW, bytes of the state to those of the weights.',
         f'Command: `{result["command"]}`, {result["date"]}, {result["processor"]}, one thread.',
         f'Versions: {json.dumps(result["versions"])}.',
@@ -267,7 +268,7 @@ def row(name: str, measured: dict[str, Any], target: float) -> str:
         tokens, seconds = f'{len(fractions)} of {len(reached)} seeds reach it', ''
     else:
         tokens = deviation(fractions)
-        seconds = deviation([fraction * statistics.mean(ratios) for fraction in fractions]) if ratios else ''
+        seconds = deviation([fraction * ratio for fraction in fractions for ratio in ratios]) if ratios else ''
     of_step = deviation(ratios) if ratios else ''
     losses = deviation([curve[-1][1] for curve in own['curves']], digits=3)
     return (

@@ -1,13 +1,15 @@
-"""benchmarks/optimizers.py at a tiny size, and its arithmetic on made-up curves."""
+"""benchmarks/optimizers.py at a tiny size, its arithmetic on made-up curves, and its table in docs/research.md."""
 
 import json
 import math
 import sys
+from pathlib import Path
 
 import pytest
 
-from benchmark_scripts import benchmark_script
+from benchmark_scripts import BENCHMARKS, benchmark_script
 
+DOCS = Path(__file__).parents[2] / 'docs'
 TINY = 'model={n_layers: 1, d_model: 16, attention: {n_heads: 2, n_kv_heads: 1}}'
 
 
@@ -48,12 +50,13 @@ def test_the_time_to_the_target_is_tokens_times_the_ratio_of_steps(optimizers):
     text, _, by_rate = optimizers.table({'sizes': {'s': measured}} | circumstances).partition('val_loss after')
     assert rows(text)['AdamW'] == ['2^-5', '4.000 ± 0.000', '1', '1.00 ± 0.00', '1', '2.00']
     spread = 0.125 * 2**0.5  # of 0.75 and 0.5, as the root of the sum of squares over n - 1
+    of_both = 1.2 * 0.125 * (4 / 3) ** 0.5  # of two times 0.9 and two times 0.6
     assert rows(text)['Muon'] == [
         '2^-5',
         '3.000 ± 0.000',
         f'0.62 ± {spread:.2f}',
         '1.20 ± 0.00',
-        f'0.75 ± {1.2 * spread:.2f}',
+        f'0.75 ± {of_both:.2f}',
         '1.50',
     ]
     assert rows(text)['SOAP'][2:5] == ['1 of 2 seeds reach it', '1.20 ± 0.00', '']
@@ -97,3 +100,12 @@ def test_the_best_rate_is_inside_the_rates_and_a_result_is_continued(optimizers,
     assert results()[1]['adamw'] == measured['adamw']
     assert results()[1]['muon']['best_rate'] == '2^-6'
     assert set(rows(path.with_suffix('.md').read_text())) >= {'AdamW', 'Muon', 'tiny, AdamW', 'tiny, Muon'}
+
+
+def test_the_table_of_the_documentation_is_that_of_the_newest_result(optimizers):
+    newest = max((BENCHMARKS / 'results').glob('optimizers-*.json'))
+    text = optimizers.table(json.loads(newest.read_text()))
+    assert newest.with_suffix('.md').read_text() == text
+    table = [line for line in text.partition('val_loss after')[0].splitlines() if line.startswith('|')]
+    documentation = (DOCS / 'research.md').read_text().splitlines()
+    assert [line for line in table if line not in documentation] == []
