@@ -38,6 +38,7 @@ MESHES = {
 }
 ROWS = 16
 WIDE = {'d_model': 256, 'n_heads': 2, 'd_head': 128, 'd_ff': 384}  # Adafactor factors from 128
+# SOAP is not here yet: what it sends has no formula
 OPTIMIZERS = {
     'adamw': optimizer.adamw(),
     'adafactor': optimizer.adafactor(),
