@@ -238,3 +238,17 @@ def test_sums_between_nodes_are_behind_the_backward_pass(python):
     over_r = [row for row in rows if 'r' in row['axes'].split()]
     assert sum(row['exposed'] for row in over_r) < 0.5 * sum(row['seconds'] for row in over_r)
     assert times['exposed'] < 0.1 * times['compute']
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(('hardware', 'sharded', 'repeated'), [('64 x H100', 8, 8), ('v5p-256', 128, 1)])
+def test_an_update_of_muon_is_a_small_share_of_a_step_of_8b(python, hardware, sharded, repeated):
+    """A step of 1,048,576 tokens. It takes 20 seconds of CPU for GPUs and 90 for TPUs."""
+    facts = json.loads(run(python, HERE / 'updates.py', f'Muon, bf16, {hardware}').splitlines()[-1])
+    matrices = 32 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)
+    to_owners = 2 * matrices / (sharded * repeated) * (1 - 1 / sharded)
+    between_replicas = 2 * matrices / sharded * (1 - 1 / repeated)
+    assert 2 * to_owners + between_replicas <= facts['sent'] <= 1.5 * (2 * to_owners + between_replicas)
+    assert facts['update'] + facts['exposed'] <= 0.05 * facts['step']
+    assert facts['exposed'] <= 0.01 * facts['step']
+    assert facts['largest'] <= 2 * matrices / 32

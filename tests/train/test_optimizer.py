@@ -182,6 +182,24 @@ def test_polar_express_has_the_polynomials_of_its_paper():
     np.testing.assert_allclose(muon.coefficients('polar_express', 8), expected / safety, rtol=1e-6)
 
 
+@pytest.mark.parametrize('shape', [(96, 96), (48, 192), (192, 48)])
+@pytest.mark.parametrize('polynomials', ['jordan', 'polar_express'])
+def test_bf16_products_move_singular_values_as_little_as_the_manual_says(polynomials, shape):
+    """The polynomials of the singular values in f64, for a spectrum in proportion to 1 / k."""
+    left, _, right = np.linalg.svd(np.random.default_rng(0).standard_normal(shape), full_matrices=False)
+    s = 1 / np.arange(1, min(shape) + 1)
+    x, s = left * s @ right, s / np.linalg.norm(s)
+    of_iterations = muon.coefficients(polynomials, 5)
+    for a, b, c in of_iterations:
+        s = a * s + b * s**3 + c * s**5
+    for dtype, error, moved in ((jnp.float32, 1e-5, 1e-5), (jnp.bfloat16, 0.1, 0.07)):
+        result = np.asarray(muon.orthogonalize(jnp.asarray(x[None], dtype), of_iterations, 1e-8)[0], np.float64)
+        assert np.linalg.norm(result - left * s @ right) <= error * np.linalg.norm(s)
+        of_result = np.linalg.svd(result, compute_uv=False)
+        assert abs(of_result[0] - s.max()) <= moved
+        assert abs(of_result[-1] - s.min()) <= moved
+
+
 @pytest.mark.parametrize(('options', 'spread'), [({}, 1.8), ({'polynomials': 'polar_express'}, 1.31)])
 def test_muon_brings_singular_values_together(options, spread):
     """The largest over the smallest after five iterations, from 100; with the best polynomials nearer to 1:
