@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from reference_maker import api, errors, keys, metrics, parts, pictures, verbs
+from reference_maker import api, errors, keys, metrics, owners, parts, pictures, verbs
 
 COMMAND = 'uv run python scripts/make_reference.py'
 IMAGES = Path(__file__).parents[1] / 'docs' / 'images'
@@ -26,6 +26,7 @@ PAGES: dict[str, Callable[[], str]] = {
 PICTURES: dict[str, Callable[[], str]] = {
     'parts.svg': parts.picture,
     'mesh.svg': pictures.mesh,
+    'owners.svg': owners.picture,
     **{f'axis-{axis}.svg': functools.partial(pictures.of_axis, axis) for axis in pictures.AXES},
 }
 
