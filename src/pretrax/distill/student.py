@@ -257,7 +257,7 @@ def build_teacher(request: ModelRequest, options: TransformerOptions, context: s
     Raises UserError if its sizes do not divide over the mesh.
     """
     own = {name: value for name, value in options.dotted().items() if name not in OF_TRAINING}
-    plain = dataclasses.replace(request, matmul='compute', micro_batches=1)
+    plain = dataclasses.replace(request, matmul='compute', micro_batches=1, qk_clip=None)
     try:
         return Transformer(plain, options=TransformerOptions(**nest(own | {'attention.context': context})))
     except UserError as error:

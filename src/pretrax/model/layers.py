@@ -56,14 +56,14 @@ def scan_layers(
     if plan.unrolled:
         own = [stack.layer(i) for i in range(len(kinds))]
         carry, results = unroll(bodies, carry, own, plan.saved_in_layers)
-        return _results(carry, _together(results, jnp.stack), kept)
+        return _results(carry, join_results(results, jnp.stack), kept)
     parts = []
     for segment in segments([(spec.kind, spec.formats) for spec in specs]):
         cycle = bodies[segment.start : segment.start + segment.length]
         part = functools.partial(stack.cycle_layer, segment)
         carry, results = scan(cycle, carry, stack.cycles(segment), plan.saved_in_layers, part)
-        parts.append(_together(results, _interleaved))
-    return _results(carry, _together(parts, jnp.concatenate), kept)
+        parts.append(join_results(results, _interleaved))
+    return _results(carry, join_results(parts, jnp.concatenate), kept)
 
 
 def _slots(kept: Collection[int], n_layers: int) -> i32['layers']:
@@ -91,7 +91,7 @@ def _interleaved(results: Sequence[jax.Array]) -> jax.Array:
     return together.reshape(-1, *together.shape[2:])
 
 
-def _together(results: Sequence[Any], join: Callable[[Sequence[jax.Array]], jax.Array]) -> Any:
+def join_results(results: Sequence[Any], join: Callable[[Sequence[jax.Array]], jax.Array]) -> Any:
     """Joins each array of the results. A result, or an array of it, is None for layers that do not have it."""
 
     def join_known(*arrays: jax.Array | None) -> jax.Array | None:
@@ -113,8 +113,9 @@ def in_parts(run: Run, x: jax.Array, tokens: Tokens, layer: LayerSpec) -> tuple[
         with scope():
             seeds = None if tokens.seeds is None else tokens.seeds[here]
             part = Tokens(tokens.positions[here], tokens.segments[here], None, seeds)
-            results.append(run(x[here], part, layer)[0])
-    return jnp.concatenate(results), None
+            results.append(run(x[here], part, layer))
+    outputs, maxima = zip(*results, strict=True)  # statistics that are sums need the whole batch
+    return jnp.concatenate(outputs), jax.tree.map(lambda *x: functools.reduce(jnp.maximum, x), *maxima)
 
 
 def _one_layer(body: Body, spec: LayerSpec, x: jax.Array, own: dict[str, jax.Array]) -> tuple[jax.Array, Any]:

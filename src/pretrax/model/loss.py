@@ -37,6 +37,15 @@ from pretrax.shardlib import (
 # A denominator of None marks a table of sums, from which the model's `summarize` computes metrics.
 LossTerms = dict[str, tuple[f32[''], f32[''] | None]]
 
+# Arrays of this name are maxima, at least 0: of a table over all devices already. Micro-batches are not summed, but
+# their maximum is taken.
+MAXIMA = 'logit_max'
+
+
+def is_maximum(path: tuple[Any, ...]) -> bool:
+    """Whether the array at this path of a tree of statistics is a maximum."""
+    return jax.tree_util.keystr(path[-1:], simple=True) == MAXIMA
+
 
 def nonzero(count: jax.Array) -> jax.Array:
     """The count, or 1 if it is 0, to divide a sum over nothing by: the sum and its gradient are 0."""

@@ -17,6 +17,7 @@ from pretrax.model.architecture import Architecture
 from pretrax.model.context import local_columns
 from pretrax.model.ends import embed, unembed
 from pretrax.model.layer_spec import LayerSpec, Tokens
+from pretrax.model.layers import join_results
 from pretrax.model.loss import Batch, LossTerms, in_chunks, loss_terms
 from pretrax.model.matmul import gather, product
 from pretrax.model.norm import norm
@@ -64,9 +65,7 @@ def predict_ahead(
         of_routers.append(jax.tree.map(lambda array: array[None], router))
         h = norm(y, one.norm, None, arch)
     table = jnp.stack(sums)
-    known = [one for one in of_routers if one is not None]
-    every = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *known) if known else None
-    return terms | {'multi_token': (table, None)}, every
+    return terms | {'multi_token': (table, None)}, join_results(of_routers, jnp.concatenate)
 
 
 @typechecked

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from pretrax.model.ends import gather_ends
 from pretrax.model.loss import Batch, LossTerms, split_tokens
-from pretrax.model.pipeline_forward import PyTree, Stage, chunks_of_stage, in_layer_order, part, pipeline
+from pretrax.model.pipeline_forward import PyTree, Stage, add_round, chunks_of_stage, in_layer_order, part, pipeline
 from pretrax.model.pipeline_schedule import PipelineSchedule, Work, slots
 from pretrax.model.routing import Routed
 from pretrax.model.weights import Ends, Layer, Weights, round_matrices
@@ -62,6 +62,7 @@ def gradient_1f1b(
     """The gradient of the loss, and its terms, in the schedule 1f1b. `counts` are the denominators of the step."""
 
     def loss_of(sums: dict[str, f32['']], routed: Routed | None) -> f32['']:
+        routed = routed if routed is None else routed._replace(logit_max=None)  # which has no gradient
         terms = model.staged_terms(batch, sums, routed).items()
         return sum((n / counts[name] for name, (n, _) in terms if name in counts), jnp.zeros(()))
 
@@ -218,7 +219,7 @@ class _OneForwardOneBackward:
         slot = self._slot(round_, number)
         inputs = carry.inputs.at[slot].set(jnp.where(busy, x, part(carry.inputs, slot)))
         out, new = self._layers(busy, part(self.batches, number), round_)(x, self._chunk(round_))
-        sums = jax.tree.map(lambda s, n: s.at[round_].add(n), carry.layer_sums, new)
+        sums = add_round(carry.layer_sums, new, round_)
         return out, carry._replace(inputs=inputs, layer_sums=sums)
 
     def _loss(self, carry: _Carry, out: num['B/r/d/e L/c/t M'], now: i32['']) -> _Carry:

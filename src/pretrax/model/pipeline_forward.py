@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrax.model.loss import Batch
+from pretrax.model.loss import Batch, is_maximum
 from pretrax.model.pipeline_schedule import PipelineSchedule, Work
 from pretrax.model.weights import Layer
 from pretrax.shardlib import (
@@ -82,7 +82,7 @@ def pipeline(
         busy, round_, number = work(now)
         leaves = busy & (here == last) & (round_ == schedule.rounds - 1)
         finished = finished.at[number].set(jnp.where(leaves, out, part(finished, number)))
-        sums = jax.tree.map(lambda s, n: s.at[round_].add(jnp.where(busy, n, jnp.zeros_like(n))), sums, new)
+        sums = add_round(sums, jax.tree.map(lambda n: jnp.where(busy, n, jnp.zeros_like(n)), new), round_)
         return (ppermute('p', out), finished, sums), None
 
     of_chunk = jax.eval_shape(compute, x[0], jnp.int32(0))[1]
@@ -90,6 +90,16 @@ def pipeline(
     start, ticks = (jnp.zeros_like(x[0]), jnp.zeros_like(x), zeros), jnp.arange(schedule.ticks)
     (_, finished, sums), _ = jax.lax.scan(tick, match_carry([tick], start, ticks), ticks)
     return finished, jax.tree.map(in_layer_order, sums)
+
+
+def add_round(totals: PyTree, new: PyTree, round_: i32['']) -> PyTree:
+    """The statistics [rounds, layers of a chunk ...] with those of one more micro-batch in a round."""
+
+    def add(path: Any, total: jax.Array, one: jax.Array) -> jax.Array:
+        here = total.at[round_]
+        return here.max(one) if is_maximum(path) else here.add(one)
+
+    return jax.tree_util.tree_map_with_path(add, totals, new)
 
 
 def chunks_of_stage(layers: Layer, rounds: int) -> Layer:

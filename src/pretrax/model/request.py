@@ -27,6 +27,7 @@ class ModelRequest:
     matmul: Kind = 'compute'  # `precision.matmul`
     exempt: tuple[str, ...] = EXEMPT  # `precision.exempt`
     reduction: Reduction = 'f32'  # `precision.reduction`
+    qk_clip: float | None = None  # the attention logit above which QK clip acts; None: it does not
     host_memory: bool = False  # whether the devices have pinned host memory
     longest_sequence: int | None = None  # of the run, for which learned positions are made; None: sequence_length
     largest_token: int | None = None  # of the data; None: the last one of the vocabulary

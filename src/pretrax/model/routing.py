@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 
 class Routed(NamedTuple):
-    """Sums over the tokens of one layer on this device: partial over `axes.TOKENS`, whole over t. f32."""
+    """Sums over the tokens of one layer on this device: partial over `axes.TOKENS`, whole over t. f32.
 
-    tokens: f32['E']  # how many chose each expert
-    probability: f32['E']  # the router's probability of each expert, summed
-    balance: f32['']  # the load-balance loss of each sequence, summed
-    square_log_z: f32['']
-    dropped: f32['']  # choices beyond the capacity
+    With QK clip a layer without experts has statistics too. Its sums are None.
+    """
+
+    tokens: f32['E'] | None  # how many chose each expert
+    probability: f32['E'] | None  # the router's probability of each expert, summed
+    balance: f32[''] | None  # the load-balance loss of each sequence, summed
+    square_log_z: f32[''] | None
+    dropped: f32[''] | None  # choices beyond the capacity
+    logit_max: f32['H/t'] | None = None  # the largest attention logit of each head, over this device's tokens
 
 
 def choose_experts(
@@ -132,6 +136,7 @@ def routing_terms(
         terms['balance_loss'] = arch.experts.router.balance_loss * even
     if arch.experts.router.z_loss:
         terms['router_z_loss'] = arch.experts.router.z_loss * jnp.sum(routed.square_log_z)
+    assert routed.dropped is not None
     table = jnp.concatenate([routed.tokens, routed.dropped[:, None]], axis=1)
     return {name: (term, count[name]) for name, term in terms.items()} | {'routing': (table, None)}
 

@@ -28,6 +28,7 @@ from pretrax.model.loss import Batch, LossTerms, denominators, in_chunks, loss_t
 from pretrax.model.multi_token import ahead_denominators, ahead_metrics, predict_ahead
 from pretrax.model.pipeline import gradient_1f1b, stages
 from pretrax.model.plan import choose_plan
+from pretrax.model.qk_clip import QkClip
 from pretrax.model.request import ModelRequest
 from pretrax.model.routing import Routed, adjust, counted, load, routing_denominators, routing_metrics, routing_terms
 from pretrax.model.weights import Ends, Layer, Weights, abstract_weights, init_weights, matrix_dimensions
@@ -48,7 +49,8 @@ class Transformer(Model):
         self.arch = resolve(options, *sizes)  # pyright: ignore[reportIncompatibleVariableOverride]
         self.arch.check_mesh(request.mesh, request.sequence_length)
         self.plan = choose_plan(options, request, self.arch, Layer.products_in(self.arch))
-        self.dtype = request.dtype
+        self.dtype, self.qk_clip = request.dtype, QkClip(request.qk_clip, self.arch)
+        self.layer_block = self.qk_clip.observe(block)
         self.choices = {'architecture': self.arch.describe(), **self.plan.reasons}
         self.vocab_size = self.arch.vocab_size
         self.max_length = self.arch.max_sequence_length if self.arch.positions == 'learned' else None
@@ -148,12 +150,13 @@ class Transformer(Model):
         return known | routing_denominators(batch, self._columns(batch.tokens), self.arch)
 
     def summarize(self, tables: dict[str, f32['layers columns']]) -> dict[str, f32['']]:
-        """Metrics of routers and of multi-token prediction, from the tables of `loss` of a step."""
-        return (routing_metrics(tables['routing'], self.arch) if 'routing' in tables else {}) | ahead_metrics(tables)
+        """Metrics of routers, QK clip and multi-token prediction, from the tables of `loss` of a step."""
+        routing = routing_metrics(tables['routing'], self.arch) if 'routing' in tables else {}
+        return routing | self.qk_clip.metrics(tables) | ahead_metrics(tables)
 
     def adjust(self, weights: Weights, tables: dict[str, f32['layers columns']]) -> Weights:
-        """Moves the biases of the routers."""
-        return adjust(weights, tables, self.arch)
+        """Moves the biases of the routers, and scales the queries and keys of heads with large logits."""
+        return self.qk_clip.clip(adjust(weights, tables, self.arch), tables)
 
     def _columns(self, tokens: i32['B/r/d/e L/c']) -> i32['L/c']:
         return local_columns(tokens, self.plan.context)
@@ -170,7 +173,8 @@ class Transformer(Model):
 
     def _with_routing(self, terms: LossTerms, routed: Routed | None, batch: Batch, surveyed: Any = None) -> LossTerms:
         """Adds the terms of the routers."""
-        if routed is None:
+        terms |= self.qk_clip.terms(routed)
+        if routed is None or routed.tokens is None:
             return terms
         return terms | routing_terms(routed, batch, self._columns(batch.tokens), self.arch, surveyed)
 

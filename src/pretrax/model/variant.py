@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pretrax.errors import UserError
 from pretrax.model.base import Model
 from pretrax.model.block import block
 from pretrax.model.choices import TransformerOptions
@@ -34,6 +35,8 @@ def variant(kind: str, function: Callable[..., Any]) -> type[Model]:
         Weights = Weights
 
         def __init__(self, request: ModelRequest, *, options: TransformerOptions):
+            if request.qk_clip is not None and kind != 'loss':
+                raise UserError(f'optimizer.qk_clip: it does not support a {kind} of a plugin\nleave it out')
             self.decoder = Transformer(request, options=options)
             vars(self.decoder).update(_REPLACED[kind](function))
             vars(self).update(vars(self.decoder))

@@ -445,9 +445,15 @@ def _checked_model(
         exempt=config.precision.exempt,
         reduction=config.precision.reduction,
         host_memory=hardware.host_memory,
+        qk_clip=getattr(config.optimizer.options, 'qk_clip', None),
     )
     name = config.model.name
     model = build_model(config, request)
+    if request.qk_clip is not None and getattr(model, 'qk_clip', None) is None:
+        raise UserError(
+            f'optimizer.qk_clip = {request.qk_clip:g}: model.name = {name} computes its own attention\n'
+            'leave out optimizer.qk_clip, or use model.name=transformer'
+        )
     if config.precision.matmul != model.plan.numerics.wanted:
         raise UserError(
             f'precision.matmul = {config.precision.matmul}: model.name = {name} computes its own matrix products\n'

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pretrax.model.axes import TOKENS
+from pretrax.model.loss import is_maximum
 from pretrax.shardlib import axis_size, defer_reduction, psum, scope, zero_gradient
 
 
@@ -24,7 +25,16 @@ def sum_micro_batches(gradient: Callable[..., Any], weights: Any, micros: Any, s
 
     n_micros = len(jax.tree.leaves(micros)[0])
     total, others = jax.lax.scan(add, zero_gradient(weights), (micros, jnp.arange(n_micros)))
-    return total, jax.tree.map(lambda x: jnp.sum(x, axis=0), others)
+    return total, reduce_tables(others, lambda x: jnp.sum(x, axis=0), lambda x: jnp.max(x, axis=0))
+
+
+def reduce_tables(statistics: Any, total: Callable[..., Any], largest: Callable[..., Any]) -> Any:
+    """Applies `largest` to the arrays that are maxima, and `total` to the others."""
+
+    def reduce(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
+        return (largest if is_maximum(path) else total)(x)
+
+    return jax.tree_util.tree_map_with_path(reduce, statistics)
 
 
 def survey_step(survey: Callable[..., Any] | None, weights: Any, micros: Any) -> tuple[Any, ...]:

@@ -76,6 +76,10 @@ def muon(
         Fraction | None,
         Field(description="NorMuon's decay of the mean square of the update of each output; none: Muon"),
     ] = None,
+    qk_clip: Annotated[
+        Positive | None,
+        Field(description='attention logit above which queries and keys of a head are scaled down; none: they are not'),
+    ] = None,
     rms: Annotated[Positive, Field(description='root mean square of the update of a matrix')] = 0.2,
     b1: Annotated[Fraction, Field(description='of Adam: decay of the average of gradients')] = 0.9,
     b2: Annotated[Fraction, Field(description='of Adam: decay of the average of squared gradients')] = 0.95,
@@ -88,8 +92,10 @@ def muon(
     in that of a matrix before it is orthogonalized. The updates of matrices are then a few percent apart in the first
     ten steps, and equal after about a hundred. `rms` is the root mean square of an update, so that Adam's learning rate
     serves both (arXiv:2502.16982, sec. 2.2). `polynomials: polar_express`: Amsel et al. 2025, arXiv:2505.16932.
-    `neuron_b2`: NorMuon, Li et al. 2025, arXiv:2510.05491.
+    `neuron_b2`: NorMuon, Li et al. 2025, arXiv:2510.05491. `qk_clip`: MuonClip, Kimi Team 2025, arXiv:2507.20534,
+    section 2.1.
     """
+    del qk_clip  # the model has the logits, and clips (qk_clip.py)
     dtype = jnp.bfloat16 if precision == 'bf16' else None
     by_neuron = [] if neuron_b2 is None else [scale_by_neurons(matrices, neuron_b2, rms, eps)]
     rules: dict[Any, optax.GradientTransformation] = {

@@ -16,7 +16,7 @@ from pretrax.model.axes import TOKENS
 from pretrax.model.base import AutomaticModel, Model, weight_shardings
 from pretrax.model.loss import Batch, LossTerms, means, nonzero
 from pretrax.shardlib import check, f32, key, psum, scope, typed_shard_map
-from pretrax.train.accumulation import defer_replicas, reduce_replicas, sum_micro_batches, survey_step
+from pretrax.train.accumulation import defer_replicas, reduce_replicas, reduce_tables, sum_micro_batches, survey_step
 from pretrax.train.average import Optimizer, gradient_point, next_average, next_weights
 from pretrax.train.groups import Group, adjusted, settings_of, stop_frozen, trained
 from pretrax.train.host_memory import on_device, to_host
@@ -177,7 +177,7 @@ def make_gradients(model: Model, accumulation: int, settings: Any = None) -> Gra
             micros = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
             survey = survey_step(model.survey, weights, micros)
             total, (sums, tables) = sum_micro_batches(gradient, deferred, micros, survey)
-        sums, tables = jax.tree.map(lambda x: psum(TOKENS, x), (sums, tables))
+        sums, tables = reduce_tables((sums, tables), lambda x: psum(TOKENS, x), largest=lambda x: x)
         terms = {name: (total, counts[name]) for name, total in sums.items()}
         return jax.tree.map(lambda g, w: reduce_replicas(g, w, model.plan.wires) / scale, total, weights), terms, tables
 
