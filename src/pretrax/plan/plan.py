@@ -34,7 +34,7 @@ from pretrax.model.plan import choose_saved
 from pretrax.model.request import ModelRequest
 from pretrax.plan.step import compile_ahead
 from pretrax.run.setup import build_model, build_recipe, open_source
-from pretrax.train.state import abstract_state, state_shardings
+from pretrax.train.state import abstract_state
 from pretrax.train.update_cost import update_cost
 from pretrax.view.tables import terminal_width, text_table
 
@@ -206,11 +206,7 @@ class Planner:
             recipe = build_recipe(self.config, self._model(mesh), 1)
             sizes = AbstractMesh(key, tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh))
             with jax.sharding.use_abstract_mesh(sizes):
-                shardings = state_shardings(recipe, self._state)
-            like = jax.tree.map(
-                lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), self._state, shardings
-            )
-            self._updates[key] = update_cost(recipe, like)
+                self._updates[key] = update_cost(recipe, abstract_state(recipe))
         return self._updates[key]
 
     def _schedule(
