@@ -110,7 +110,7 @@ REASONS = {
     'chooses values for keys that are listed': 'model.preset model.family optimizer.options',
     'not modelled: random numbers': 'model.dropout model.block.dropout model.attention.dropout model.embedding.dropout',
     'not modelled': """
-        compiler.options plugins distill.cache distill.chunks distill.direction model.attention.kernel
+        optimizer.qk_clip compiler.options plugins distill.cache distill.chunks distill.direction model.attention.kernel
         model.experts.capacity model.block.parallel
     """,
     'modelled, and tested in test_roofline, test_memory or test_teacher': """
