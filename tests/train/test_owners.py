@@ -15,7 +15,7 @@ from pretrax.model.weights import MATRICES, matrix_dimensions
 from pretrax.train import optimizer, owners
 from pretrax.train.groups import DEFAULT_NO_DECAY, Group, settings_of, without_frozen
 from pretrax.train.owners import layout_of, on_owners
-from pretrax.train.state import abstract_state, init_state
+from pretrax.train.state import abstract_state, by_weight, init_state
 from pretrax.train.step import Recipe, make_step
 from pretrax.train.update_cost import update_cost
 from small import GPT2, LATENT, LLAMA, MIXTURE, assert_same, mesh_of, random_batch, random_weights, transformer
@@ -32,9 +32,9 @@ MESHES = {
 }
 
 
-def of_matrices(tree):
+def of_matrices(tree, tables=False):
     """The weights that hold matrices, by name, with their dimensions."""
-    dims = jax.tree.structure(tree).flatten_up_to(matrix_dimensions(tree))
+    dims = jax.tree.structure(tree).flatten_up_to(matrix_dimensions(tree, tables))
     named = jax.tree_util.tree_leaves_with_path(tree)
     return {path: (w, each) for (path, w), each in zip(named, dims, strict=True) if each is not None}
 
@@ -114,10 +114,10 @@ def exchanged(weights, shardings, mesh):
     return expected
 
 
-def stacks(weights, shardings, mesh):
+def stacks(weights, shardings, mesh, tables=False):
     """{(all axes, (rows, their axes), (columns, their axes)): matrices on a device}, of matrices that go together."""
     known, found = dict(jax.tree_util.tree_leaves_with_path(shardings)), Counter()
-    for path, (w, dims) in of_matrices(weights).items():
+    for path, (w, dims) in of_matrices(weights, tables).items():
         spec = [(a,) if isinstance(a, str) else tuple(a or ()) for a in known[path].spec]
         ends = []
         for axes in dims:
@@ -150,7 +150,7 @@ def test_frozen_and_tied_weights_and_states_in_host_memory_train_alike_on_any_me
             for number in range(2):
                 state, metrics = step(state, random_batch(8, number))
             kinds = {x.sharding.memory_kind for x in jax.tree.leaves(state.optimizer) if x.ndim}
-            return first, jax.device_get(state), kinds, float(metrics['loss'])
+            return first, jax.device_get(by_weight(state)), kinds, float(metrics['loss'])
 
     _, one, kinds, loss = train(mesh_of())
     first, many, host_kinds, same_loss = train(mesh_of(d=4, t=2), offload=('optimizer',))

@@ -13,6 +13,7 @@ from pretrax.run.setup import Run
 from pretrax.run.start import Start, initial_state
 from pretrax.storage.locate import working_directory
 from pretrax.train.host_memory import on_device
+from pretrax.train.state import at_owners, by_weight
 from pretrax.train.step import TrainState, make_gradients, step_keys
 
 REPORT = 'failure.txt'
@@ -34,8 +35,10 @@ def roll_back(session: Session, state: TrainState, skipped: int, rollbacks: int)
     next_batch = int(state.batch)
     constants, state = state.constants, state._replace(constants=None)
     jax.tree.map(lambda x: x.delete(), state)  # frees the memory that the restored state needs
-    good = restore_newest(checkpoints.directory, run.like._replace(constants=None), report, good=True)
+    like = run.like._replace(constants=None)
+    good = restore_newest(checkpoints.directory, by_weight(like), report, good=True)
     step, restored, description = good or (0, initial_state(run, report), {})
+    restored = at_owners(restored, like) if good else restored
     report(
         f'WARNING: {skipped} steps in a row were skipped: rolling back to step {step}, continuing with batch '
         f'{next_batch}'

@@ -12,6 +12,7 @@ from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.run.setup import Run
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.train.host_memory import on_device
+from pretrax.train.state import by_weight
 from pretrax.train.step import TrainState
 
 NEWEST = 'newest_checkpoint'  # file in the run directory: the step of the newest checkpoint; 0: a rollback left none
@@ -63,7 +64,7 @@ def save(
         **(run.teaching.description if run.teaching else {}),
         **description,
     }
-    for write in (checkpoints.wait, lambda: checkpoints.save(step, state._replace(constants=None), whole)):
+    for write in (checkpoints.wait, lambda: checkpoints.save(step, by_weight(state._replace(constants=None)), whole)):
         try:
             write()
         except SaveError as error:

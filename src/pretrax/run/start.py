@@ -9,7 +9,7 @@ from pretrax.errors import Report
 from pretrax.run.resume import check_same_data
 from pretrax.run.setup import Run
 from pretrax.storage import AnyPath
-from pretrax.train.state import init_state
+from pretrax.train.state import at_owners, by_weight, init_state
 from pretrax.train.step import TrainState
 
 
@@ -36,11 +36,12 @@ def restore_or_start(run: Run, checkpoints: AnyPath, allow_changes: bool, report
             run.teaching.check_same(description, run.run_dir)
 
     constants = run.teaching.begin(run, report) if run.teaching else None
-    restored = restore_newest(checkpoints, run.like._replace(constants=None), report, check)
+    like = run.like._replace(constants=None)
+    restored = restore_newest(checkpoints, by_weight(like), report, check)
     if restored is None:
         return Start(initial_state(run, report)._replace(constants=constants))
     step, state, description = restored
-    state = state._replace(constants=constants)
+    state = at_owners(state, like)._replace(constants=constants)
     report(f'resuming from step {step}, checkpoint {checkpoints / str(step)}')
     return Start(state, step, description)
 

@@ -131,8 +131,8 @@ def soap(
 ) -> optax.GradientTransformation:
     """Adam in the eigenbasis of Shampoo's preconditioner, for matrices and tables; Adam for the rest. arXiv:2409.11321.
 
-    Every `precondition_frequency` steps the eigenvectors are improved. A dimension wider than `max_precond_dim`, such
-    as a vocabulary, has no preconditioner.
+    Every `precondition_frequency` steps the eigenvectors of a matrix improve, in each step those of other matrices. A
+    dimension wider than `max_precond_dim`, such as a vocabulary, has no preconditioner.
     """
     return scale_by_soap(matrices, b1, b2, eps, precondition_frequency, max_precond_dim)
 

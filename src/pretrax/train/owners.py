@@ -32,6 +32,7 @@ class Layout(NamedTuple):
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     axes: tuple[Axes, ...]  # the mesh axes of each dimension
+    transposed: bool = False  # whether rows are outputs
 
     @property
     def type(self) -> Any:
@@ -68,7 +69,7 @@ def layout_of(w: jax.Array, dims: MatrixAxes, sharding: NamedSharding | None) ->
     axes = tuple(dim.axes for dim in type_of(sharding, w.ndim).dims)
     batch = tuple(i for i in range(w.ndim) if i not in (*inputs, *outputs))
     one = Layout(batch, inputs, outputs, axes)
-    return one if one.stack[1][1:] <= one.stack[2][1:] else one._replace(rows=outputs, columns=inputs)
+    return one if one.stack[1][1:] <= one.stack[2][1:] else one._replace(rows=outputs, columns=inputs, transposed=True)
 
 
 def on_owners(work: Work, weights: Sequence[jax.Array], layouts: Sequence[Layout]) -> list[jax.Array]:

@@ -8,6 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pretrax.model.base import weight_shardings
 from pretrax.shardlib.types import current_mesh
+from pretrax.train import soap
 from pretrax.train.average import first_average
 from pretrax.train.groups import settings_of, without_frozen
 from pretrax.train.host_memory import in_host, on_device
@@ -31,8 +32,12 @@ def initial_key(seed: int) -> jax.Array:
 
 
 def _fresh(recipe: Recipe, weights: Weights) -> TrainState:
-    zero = jnp.zeros((), jnp.int32)
-    optimizer = recipe.optimizer.init(without_frozen(weights, settings_of(recipe, weights)))
+    zero, shardings = jnp.zeros((), jnp.int32), weight_shardings(recipe.model, weights)
+    optimizer = jax.tree.map(
+        lambda x: soap.fresh(x, recipe.model.matrix_dimensions, shardings) if _is_soap(x) else x,
+        recipe.optimizer.init(without_frozen(weights, settings_of(recipe, weights))),
+        is_leaf=_is_soap,
+    )
     average = first_average(weights, recipe.ema_decay)
     scale = first_scale(recipe.loss_scale)
     return TrainState(zero, zero, zero, zero, jnp.zeros(3), weights, optimizer=optimizer, ema=average, loss_scale=scale)
@@ -41,9 +46,7 @@ def _fresh(recipe: Recipe, weights: Weights) -> TrainState:
 def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
     """The sharding of every array of a state: weights by their types, the optimizer's moments like their weights.
 
-    The square matrices that SOAP has for a weight are sharded like it along the dimensions that count matrices, and
-    over d and t along the rows and columns, if these divide them. Means over some dimensions are sharded along the
-    others.
+    Means over some dimensions are sharded along the others. SOAP's state of a matrix is at its owner.
     """
     mesh = current_mesh()
     replicated = NamedSharding(mesh, PartitionSpec())
@@ -51,8 +54,10 @@ def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
     flat, shardings = jax.tree_util.tree_leaves_with_path(like.weights), jax.tree.leaves(weights)
     by_path = {path: (w.shape, sharding) for (path, w), sharding in zip(flat, shardings, strict=True)}
 
-    def moment(path: tuple[Any, ...], x: jax.ShapeDtypeStruct) -> NamedSharding:
+    def moment(path: tuple[Any, ...], x: Any) -> Any:
         """The path of a moment ends with that of its weight."""
+        if _is_owned(x):
+            return soap.shardings_of(x, jax.tree_util.tree_map_with_path(moment, (x.m, x.v)))
         for start in range(len(path)):
             shape, sharding = by_path.get(path[start:], ((), replicated))
             if shape == x.shape:
@@ -60,17 +65,13 @@ def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
             if x.ndim == len(shape) > 1 and all(n in (1, whole) for n, whole in zip(x.shape, shape, strict=True)):
                 kept = zip(x.shape, [*sharding.spec, *[None] * x.ndim], strict=False)
                 return NamedSharding(mesh, PartitionSpec(*(None if n == 1 else axis for n, axis in kept)))
-            if x.ndim > 1 and x.shape[-1] == x.shape[-2] and shape[: x.ndim - 2] == x.shape[:-2] and len(shape) > 1:
-                many = [*sharding.spec, *[None] * x.ndim][: x.ndim - 2]
-                rest = [axis if n % mesh.shape[axis] == 0 else None for axis, n in zip('dt', x.shape[-2:], strict=True)]
-                return NamedSharding(mesh, PartitionSpec(*many, *rest))
             for i in range(len(shape)):  # a mean over one dimension, which Adafactor leaves out
                 if x.ndim and x.shape == (*shape[:i], *shape[i + 1 :]):
                     axes = [*sharding.spec, *[None] * len(shape)][: len(shape)]
                     return NamedSharding(mesh, PartitionSpec(*axes[:i], *axes[i + 1 :]))
         return replicated
 
-    moments = jax.tree_util.tree_map_with_path(moment, like.optimizer)
+    moments = jax.tree_util.tree_map_with_path(moment, like.optimizer, is_leaf=_is_owned)
     scalars = jax.tree.map(lambda _: replicated, like._replace(weights=None, optimizer=None, ema=None))
     ema = None if like.ema is None else weights
     return in_host(scalars._replace(weights=weights, optimizer=moments, ema=ema), like, recipe.offload)
@@ -80,5 +81,50 @@ def abstract_state(recipe: Recipe, seed: int = 0) -> TrainState:
     """Shapes, dtypes and shardings of a state on the current mesh: to restore one, or to compile without one."""
     like = jax.eval_shape(lambda: _fresh(recipe, recipe.model.init(jax.random.key(seed))))
     shardings = state_shardings(recipe, like)
-    state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, shardings)
-    return state._replace(constants=recipe.model.abstract_constants())
+    return jax.tree.map(_with_sharding, like, shardings)._replace(constants=recipe.model.abstract_constants())
+
+
+def by_weight(state: Any) -> Any:
+    """A state as checkpoints have it: what SOAP's owners have is by weight, so that it does not depend on the mesh.
+
+    Args:
+        state: or a part of it, of arrays or of their shapes and shardings.
+    """
+
+    def stored(x: Any) -> Any:
+        if not _is_owned(x):
+            return x
+        if isinstance(x.gradients, jax.Array):
+            return _by_weight(x)
+        return jax.tree.map(_with_sharding, jax.eval_shape(soap.by_weight, x), soap.stored_shardings(x))
+
+    return jax.tree.map(stored, state, is_leaf=_is_owned)
+
+
+def at_owners(state: Any, like: Any) -> Any:
+    """A restored state, or a part of it, as a run has it: with the shapes and shardings of `like`."""
+
+    def owned(like: Any, x: Any) -> Any:
+        if not _is_owned(like):
+            return x
+        shardings = jax.tree.map(lambda one: one.sharding, like)
+        return jax.jit(lambda x: soap.at_owners(on_device(x), like), out_shardings=shardings)(x)
+
+    return jax.tree.map(owned, like, state, is_leaf=_is_owned)
+
+
+@jax.jit
+def _by_weight(state: soap.OwnedState) -> soap.SoapState:
+    return soap.by_weight(on_device(state))
+
+
+def _is_owned(x: Any) -> bool:
+    return isinstance(x, soap.OwnedState)
+
+
+def _is_soap(x: Any) -> bool:
+    return isinstance(x, soap.SoapState)
+
+
+def _with_sharding(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

@@ -29,7 +29,7 @@ from pretrax.run.setup import Run
 from pretrax.storage.staging import read_directory
 from pretrax.system.json_file import read_settings
 from pretrax.system.trusted import copy_file
-from pretrax.train.state import init_state, initial_key
+from pretrax.train.state import at_owners, by_weight, init_state, initial_key
 from pretrax.train.step import TrainState
 from pretrax.weights.origin import Origin, check_same_model, open_origin, with_layers
 from pretrax.weights.saved import HF
@@ -62,7 +62,8 @@ def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
     if fields:
         assert origin.saved is not None
         wanted = {field: like for field, like in run.like._asdict().items() if field in fields}
-        state = state._replace(**restore(origin.saved.directory, origin.saved.step, wanted))
+        restored = restore(origin.saved.directory, origin.saved.step, by_weight(wanted))
+        state = state._replace(**at_owners(restored, wanted))
         if int(state.step) >= run.steps:
             raise UserError(
                 f'init_from.step: {start.path} is at step {int(state.step)}, and steps = {run.steps} counts its steps '
