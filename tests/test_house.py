@@ -121,6 +121,7 @@ SPINE = ('cli/train.py', 'run/loop.py', 'train/step.py', 'model/transformer.py')
 TESTED_BY = {
     'plan/test_auto.py': 'run/micro_batch',
     'train/test_optimizer.py': 'train/muon',
+    'train/test_soap.py': 'train/slots',
     'train/test_matrices.py': 'model/nnx_matrices',
     'plan/test_saved.py': 'plan/step system/software',
     'data/chat/test_templates.py': 'data/chat/rendering',
