@@ -180,7 +180,8 @@ def fresh(state: SoapState, matrices: Matrices, shardings: Any = None) -> OwnedS
         slots.append(Slots(moment, moment, *zeros, *bases))
     others = tree.unflatten([jnp.zeros_like(w) if a is None else None for w, a in zip(weights, layouts, strict=True)])
     numbers = tuple(jnp.asarray(stack.numbers(shapes, layouts)) for stack in stacks)
-    return OwnedState(jnp.zeros((), jnp.int32), others, others, numbers, tuple(slots), tree, shapes, layouts)
+    static = {'tree': tree, 'shapes': shapes, 'layouts': layouts}
+    return OwnedState(jnp.zeros((), jnp.int32), others, others, numbers, tuple(slots), **static)
 
 
 def shardings_of(state: OwnedState, others: tuple[Any, Any]) -> OwnedState:
