@@ -33,6 +33,9 @@ class Bigram(Model):
     def init(self, key):
         return BigramWeights(0.1 * jax.random.normal(key, self.shape), jnp.linspace(-1, 1, self.shape[1]))
 
+    def matrix_dimensions(self, weights, tables=False):
+        return BigramWeights(((0,), (1,)) if tables else None, None)
+
     def loss(self, weights, batch: Batch):
         return loss_terms(self.logits(weights, batch.tokens), batch, self.shape[1], z_loss=0.0)
 

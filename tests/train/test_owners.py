@@ -156,12 +156,24 @@ def test_frozen_and_tied_weights_and_states_in_host_memory_train_alike_on_any_me
     first, many, host_kinds, same_loss = train(mesh_of(d=4, t=2), offload=('optimizer',))
     assert (kinds, host_kinds) == ({'device'}, {'pinned_host'})
     assert same_loss == pytest.approx(loss, rel=1e-5)
-    assert_same(many.weights, one.weights, rtol=1e-3, floor=2e-4)  # rounding alone moves the biases of keys
-    assert_same(many.optimizer, one.optimizer, rtol=2e-3, floor=1e-6)
+    pairs = zip(comparable(rule, many), comparable(rule, one), strict=True)
+    for floor, (actual, expected) in zip((2e-4, 1e-6), pairs, strict=True):  # rounding alone moves the biases of keys
+        assert_same(actual, expected, rtol=2e-3, floor=floor)
     for name, moved in (('q', [False, False]), ('k', [True, True]), ('up', [False, True])):
         before, after = (weights.layers.named()[name] for weights in (first, many.weights))
         assert [not np.array_equal(a, b) for a, b in zip(before, after, strict=True)] == moved, name
     np.testing.assert_array_equal(many.weights.embed, first.embed)
+
+
+def comparable(rule, state):
+    """The weights and the states that are alike. A matrix has arbitrary eigenvectors where it had no gradient so far.
+
+    So SOAP's first update of the positions, and of the wider side of up and down, is arbitrary too.
+    """
+    if rule == 'muon':
+        return state.weights, state.optimizer
+    weights = {name: state.weights.layers.named()[name] for name in ('q', 'k', 'v', 'o')}
+    return weights, (state.optimizer.m, state.optimizer.left, state.optimizer.right)
 
 
 OPTIONS = {'muon': {}, 'soap': {'eps': 1e-3}}
