@@ -6,7 +6,7 @@ import pytest
 
 from decoders import gpt
 from pretrax.cost.devices import lookup
-from pretrax.cost.roofline import REACH_GPU, predict
+from pretrax.cost.roofline import REACH_GPU, REACH_TPU, predict
 from pretrax.cost.step_facts import EightBits, StepFacts, UpdateCost
 from pretrax.cost.topology import parse_topology
 
@@ -148,6 +148,16 @@ def test_attention_counts_two_products_forward_and_five_backward():
     some = predicted(2**17, length=2048)
     flops = 2 * 2 * 1024 * 4096 * 2**17 * 10  # scores and values, forward, over all layers
     assert phase(some, 'attention').seconds == pytest.approx(3.5 * flops / (989.4e12 * REACH_GPU.attention))
+
+
+def test_the_logits_for_qk_clip_are_a_product_of_all_queries_and_keys_which_gpus_write():
+    """32 sequences of 4096 tokens, 10 layers of 32 heads, 128 wide; two devices share the sequences."""
+    pairs = 32 * 10 * 32 * 4096**2 / 2
+    on_gpus = phase(predicted(2**17, length=4096, mesh={'d': 2}, clips_logits=True), 'logits')
+    assert on_gpus.seconds == on_gpus.exposed == pytest.approx(2 * 4 * pairs / (3350e9 * REACH_GPU.memory))
+    facts = StepFacts({'d': 2}, 2**17, clips_logits=True)
+    on_tpus = phase(predict(ARCH, N_PARAMS, 4096, facts, parse_topology('v5p:2x1x1')), 'logits')
+    assert on_tpus.seconds == pytest.approx(2 * 128 * pairs / (459e12 * REACH_TPU.products))
 
 
 def test_activations_over_t_are_ten_arrays_per_layer_and_eleven_if_recomputed():

@@ -10,6 +10,8 @@ Per device and step, with T tokens and P parameters of the layers that multiply 
                  unembedding if the loss is in chunks, or of micro-batches that a pipeline interleaves
     attention    forward 2 products of the causal half, backward 5 (Dao 2023, arXiv:2307.08691, section 3.1), on TPUs 7
                  in two kernels; forward again unless its result is kept
+    QK clip      forward 2 D_qk FLOPs for each head and pair of a query and a key of a sequence, visible or not; XLA for
+                 GPUs writes the f32 logit and reads it again
     memory       norms, residuals, activation, rotation: 10 M + 3 F + 2 (H + 2 K) D values per token and layer, three
                  times (forward, backward twice); the logits four times, five in chunks; the table of the embedding 16
                  bytes per parameter
@@ -130,6 +132,7 @@ def predict(
     phases = [
         products,
         attention,
+        *[_largest_logits(sizes)] * step.clips_logits,
         elementwise,
         _head(sizes),
         _rounding(sizes),
@@ -184,6 +187,7 @@ class _Sizes:
         shares: Exposed | None,
     ) -> None:
         self.arch, self.device, self.step = arch, topology.device, step
+        self.sequence_length = sequence_length
         self.is_tpu = topology.platform == 'tpu'
         self.reach = REACH_TPU if self.is_tpu else REACH_GPU
         self.network = MeshNetwork(topology, step.mesh)
@@ -281,6 +285,18 @@ def _attention(sizes: _Sizes) -> Phase:
     chunks = 2 * (arch.n_state_products + arch.n_recurrent_layers * of_tokens) * sizes.tokens_here / sizes.t / sizes.p
     flops += 4 * chunks
     return _work('attention', flops / (sizes.device.peak('bf16') * sizes.reach.attention), 'attention')
+
+
+def _largest_logits(sizes: _Sizes) -> Phase:
+    """Products of all queries and keys, beside those of the attention kernel: `model/qk_clip.py`."""
+    arch = sizes.arch
+    pairs = sizes.sequence_length * arch.attention.n_heads * sizes.tokens / sizes.devices  # in a layer
+    widths = sum(arch.heads(kind).d_query for kind in arch.kinds if kind.mixer == 'attention')
+    products = sizes.products(2 * pairs * widths)
+    if sizes.is_tpu:  # whose compiler takes the maximum in the kernel of the product
+        return _work('logits for QK clip', products, 'products')
+    written = sizes.traffic(4 * pairs * arch.n_attention_layers)
+    return _work('logits for QK clip', max(products, written) + written, 'memory')
 
 
 def _elementwise(sizes: _Sizes) -> Phase:

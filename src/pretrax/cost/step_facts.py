@@ -86,6 +86,7 @@ class StepFacts:
         context: how attention treats sequences that are sharded over c: 'all_to_all' or 'ring'.
         teacher: the decoder of a teacher that runs forward in each pass; None: there is none.
         kept_states: layers of the teacher whose hidden states the student learns.
+        clips_logits: QK clip computes the largest logit of every head: see `model/qk_clip.py`.
     """
 
     mesh: Mapping[str, int]
@@ -107,6 +108,7 @@ class StepFacts:
     context: str = 'all_to_all'
     teacher: Architecture | None = None
     kept_states: int = 0
+    clips_logits: bool = False
 
     @property
     def recomputes(self) -> bool:

@@ -190,6 +190,7 @@ class Planner:
             context=model.plan.context,
             teacher=model.teacher_arch,
             kept_states=model.kept_states,
+            clips_logits=getattr(self.config.optimizer.options, 'qk_clip', None) is not None,
         )
         memory = expected_memory(self.arch, self.n_stored_params, step)
         topology, given = self.hardware, self.config.compiler.options
