@@ -32,6 +32,7 @@ from pretrax.model.axes import AXES, along
 from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
 from pretrax.model.plan import choose_saved
 from pretrax.model.request import ModelRequest
+from pretrax.plan.keys import keys_left_out
 from pretrax.plan.step import compile_ahead
 from pretrax.run.setup import build_model, build_recipe, open_source
 from pretrax.train.state import abstract_state
@@ -79,6 +80,8 @@ class Plan:
         by_default: its prediction without them; None: not known, or there are none.
         in_halves: its prediction if layers run on two halves of the batch; None: impossible, or not better.
         is_looped: its layers run in a loop on several GPUs, where unrolled ones are faster.
+        left_out: the keys that it sets, and that all predictions leave out.
+        slow_attention: the kernel of its attention and the reason, if it is not fused; '': it is.
     """
 
     hardware: Topology
@@ -87,6 +90,8 @@ class Plan:
     by_default: Prediction | None
     in_halves: Prediction | None
     is_looped: bool
+    left_out: list[str]
+    slow_attention: str
     why: str
     found: list[Candidate]
     tried: int
@@ -144,6 +149,23 @@ class Planner:
         hardware = 'gpu' if is_gpu else self.hardware.version
         return choose_options(Situation(hardware, mesh, self.hardware.slices))
 
+    def _removes_options(self, mesh: Mapping[str, int]) -> bool:
+        """Whether the configuration removes all compiler options that a run sets by itself."""
+        table, given = self._table(mesh), self.config.compiler.options
+        return bool(table) and all(option.name in given and given[option.name] is None for option in table)
+
+    def left_out(self, mesh: Mapping[str, int]) -> list[str]:
+        """The keys that the configuration sets, and that its prediction on a mesh leaves out."""
+        keys = keys_left_out(self.config)
+        is_modelled = self._removes_options(mesh) and not any(self.config.compiler.options.values())
+        return [key for key in keys if key != 'compiler.options' or not is_modelled]
+
+    def slow_attention(self, mesh: dict[str, int]) -> str:
+        """The kernel of attention that is not the fused one of the hardware, and the reason; '' if there is none."""
+        plan = self._model(mesh).plan
+        kernels = [plan.kernel, plan.global_kernel] if self.arch.n_attention_layers else []
+        return next((str(kernel) for kernel in kernels if kernel is not None and kernel.name == 'blockwise'), '')
+
     def is_looped(self, mesh: dict[str, int]) -> bool:
         """Whether the program loops over layers on GPUs that share their weights."""
         return self.hardware.platform == 'cuda' and mesh['d'] > 1 and not self._model(mesh).plan.unrolled
@@ -193,9 +215,7 @@ class Planner:
             clips_logits=getattr(self.config.optimizer.options, 'qk_clip', None) is not None,
         )
         memory = expected_memory(self.arch, self.n_stored_params, step)
-        topology, given = self.hardware, self.config.compiler.options
-        table = self._table(mesh)
-        by_default |= bool(table) and all(option.name in given and given[option.name] is None for option in table)
+        topology, by_default = self.hardware, by_default or self._removes_options(mesh)
         shares = exposed_by_default(topology.device) if by_default else None
         prediction = predict(self.arch, self.n_stored_params, self.size.sequence_length, step, topology, shares)
         return Candidate(mesh, micro, save, memory, prediction)
@@ -268,10 +288,12 @@ def make_plan(config: RunConfig, hardware: Topology, say: Report) -> Plan:
         UserError: the model has no architecture, or the configuration is impossible on any mesh.
     """
     planner = Planner(config, hardware, say)
-    now, why, options, by_default, in_halves, is_looped = None, '', [], None, None, False
+    now, why, options, by_default, in_halves, is_looped, slow_attention = None, '', [], None, None, False, ''
+    left_out = keys_left_out(config)
     try:
         now = planner.as_configured()
-        options = planner.options(now.mesh)
+        options, left_out = planner.options(now.mesh), planner.left_out(now.mesh)
+        slow_attention = planner.slow_attention(now.mesh)
         is_looped, in_halves = planner.is_looped(now.mesh), planner.in_halves(now)
         if options and exposed_by_default(hardware.device):
             by_default = planner.candidate(now.mesh, now.micro, now.save, by_default=True).prediction
@@ -286,6 +308,8 @@ def make_plan(config: RunConfig, hardware: Topology, say: Report) -> Plan:
         by_default=by_default,
         in_halves=in_halves,
         is_looped=is_looped,
+        left_out=left_out,
+        slow_attention=slow_attention,
         why=why,
         found=fits,
         tried=len(every),
@@ -320,6 +344,10 @@ def report(plan: Plan, shown: int = 5) -> list[str]:
     else:
         fits = plan.now.memory.total <= hardware.memory
         lines += [f'as configured ({plan.now.written()}):', *_details(plan.now, fits), *_options(plan)]
+    if plan.slow_attention:
+        lines.append(f'    attention: {plan.slow_attention}; predicted as if the fused kernel ran')
+    if plan.left_out:
+        lines.append(f'    set, but not in the prediction: {", ".join(plan.left_out)}')
     lines += [
         '',
         f'{len(plan.found)} of {plan.tried} candidates fit; the fastest:'
