@@ -5,10 +5,12 @@ import functools
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import reference
 from pretrax.errors import UserError
-from pretrax.infer.generate import generate
+from pretrax.infer import programs
+from pretrax.infer.generate import generate, open_engine
 from pretrax.infer.programs import serving_mesh
 from small import GPT2, LATENT, LLAMA, MIXTURE, VOCAB, mesh_of, random_weights, transformer
 
@@ -115,3 +117,16 @@ def test_the_serving_mesh_has_all_devices_and_divides_the_width(trained_on, widt
     mesh = mesh_of(**trained_on)
     assert dict(serving_mesh(mesh, width).shape) == dict.fromkeys(mesh.shape, 1) | serves
     assert set(serving_mesh(mesh, width).devices.flat) == set(mesh.devices.flat)
+
+
+def test_samples_of_one_run_share_their_programs(monkeypatch):
+    """Otherwise each sample during training would compile them again."""
+    made = []
+    of_class = programs.Programs
+    monkeypatch.setattr(programs, 'Programs', lambda *args: made.append(args) or of_class(*args))
+    model = transformer(LLAMA)
+    with jax.set_mesh(mesh_of()):
+        for seed in range(2):
+            weights = jax.device_put(random_weights(model, seed), NamedSharding(mesh_of(), PartitionSpec()))
+            open_engine(model, weights, max_length=32, slots=1)
+    assert len(made) == 1

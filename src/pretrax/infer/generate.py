@@ -8,7 +8,7 @@ import jax
 
 from pretrax.errors import UserError
 from pretrax.infer.engine import Engine
-from pretrax.infer.programs import EngineOptions, Programs
+from pretrax.infer.programs import EngineOptions, programs_of
 from pretrax.infer.request import Request, check_positions
 from pretrax.infer.sampling_settings import Sampling
 from pretrax.model.base import Model
@@ -78,5 +78,5 @@ def open_engine(model: Model, weights: Any, *, max_length: int, slots: int, weig
     """
     length = min(_MULTIPLE * math.ceil(max_length / _MULTIPLE), model.max_length or math.inf)
     mesh = jax.tree.leaves(weights)[0].sharding.mesh
-    programs = Programs(model, mesh, EngineOptions(max_length=int(length), slots=slots))
+    programs = programs_of(model, mesh, EngineOptions(max_length=int(length), slots=slots))
     return Engine(programs, weights, weights_step, warm_up=False)

@@ -270,6 +270,11 @@ def _look_up(options: EngineOptions, draft: Any, cache: Any, slots: Slots, table
 
 
 @functools.lru_cache(maxsize=4)
+def programs_of(model: Model, mesh: Mesh, options: EngineOptions, draft: Model | None = None) -> Programs:
+    """`Programs`, kept, since sampling during training uses them again and again."""
+    return Programs(model, mesh, options, draft)
+
+
 def fitting_length(model: Model, mesh: Mesh, options: EngineOptions, draft: Model | None = None) -> int:
     """The length of `options`, or the largest half, quarter, ... whose cache takes a quarter of a device's memory.
 
