@@ -110,7 +110,7 @@ STAYS, RETURNS = 18, 4
 # How many files of the source name an option of the decoder, by its last part: the median of all options.
 FILES_PER_OPTION = 9
 # All lines of the Python source. Only a new feature raises it, by what it needs; the aim is 70,000.
-SOURCE_LINES = 80_668
+SOURCE_LINES = 80_616
 # Functions with more than 7 parameters; functions of more than 60 lines; calls with more than 6 arguments by position.
 # They only go down, to none.
 LONG_SIGNATURES, LONG_FUNCTIONS, LONG_CALLS = 20, 12, 27
@@ -121,7 +121,6 @@ SPINE = ('cli/train.py', 'run/loop.py', 'train/step.py', 'model/transformer.py')
 TESTED_BY = {
     'plan/test_auto.py': 'run/micro_batch',
     'train/test_optimizer.py': 'train/muon',
-    'train/test_soap.py': 'train/slots',
     'train/test_matrices.py': 'model/nnx_matrices',
     'plan/test_saved.py': 'plan/step system/software',
     'data/chat/test_templates.py': 'data/chat/rendering',

@@ -52,8 +52,8 @@ def test_each_matrix_is_whole_where_the_work_is(name, chunk, monkeypatch):
         known = dict(jax.tree_util.tree_leaves_with_path(weight_shardings(model, weights)))
         found = of_matrices(weights)
         layouts = [layout_of(w, dims, known[path]) for path, (w, dims) in found.items()]
-        work = lambda x: x @ x.mT @ x  # noqa: E731
-        run = jax.jit(lambda ws: on_owners(work, ws, layouts))
+        work = lambda x, _: (x @ x.mT @ x, None)  # noqa: E731
+        run = jax.jit(lambda ws: on_owners(work, ws, layouts)[0])
         results = run([w for w, _ in found.values()])
     for result, (w, (inputs, outputs)) in zip(results, found.values(), strict=True):
         inputs, outputs = (d if isinstance(d, tuple) else (d,) for d in (inputs, outputs))
@@ -95,10 +95,10 @@ def test_an_update_of_muon_sends_each_matrix_there_and_back_and_nothing_else(nam
     assert Counter({(one.kind, one.axes): one.bytes for one in cost.exchanges}) == sent
 
 
-def exchanged(weights, shardings, mesh):
+def exchanged(weights, shardings, mesh, tables=False):
     """{(kind, axes): bytes} of all matrices to their owners and back."""
     expected = Counter()
-    for stack, n in stacks(weights, shardings, mesh).items():
+    for stack, n in stacks(weights, shardings, mesh, tables).items():
         taken, rows, columns = stack
         size = dict(mesh.shape)
         idle = [axis for axis in size if size[axis] > 1 and axis not in taken]

@@ -38,7 +38,6 @@ MESHES = {
 }
 ROWS = 16
 WIDE = {'d_model': 256, 'n_heads': 2, 'd_head': 128, 'd_ff': 384}  # Adafactor factors from 128
-# SOAP is not here yet: what it sends has no formula
 OPTIMIZERS = {
     'adamw': optimizer.adamw(),
     'adafactor': optimizer.adafactor(),
@@ -47,6 +46,7 @@ OPTIMIZERS = {
     'sgd': optimizer.sgd(momentum=0.9),
     'schedule_free': optimizer.schedule_free(),
     'muon': optimizer.muon(),
+    'soap': optimizer.soap(),
 }
 on_each_mesh = pytest.mark.parametrize('mesh', MESHES)
 
@@ -126,6 +126,8 @@ def by_update(name, weights, shardings, mesh):
         total += by_adafactor(placed, mesh)
     if name in ('muon', 'normuon'):
         total += exchanged(weights, shardings, mesh)
+    if name == 'soap':
+        total += exchanged(weights, shardings, mesh, tables=True)
     if name == 'normuon':
         total += by_neuron(placed, weights, mesh)
     return total

@@ -76,10 +76,10 @@ def scale_by_muon(
         dims = tree.flatten_up_to(matrices(ahead))
         layouts = [layout_of(w, one, known.get(path)) for (path, w), one in zip(leaves, dims, strict=True)]
 
-        def work(x: jax.Array) -> jax.Array:
-            return rms * max(x.shape[1:]) ** 0.5 * orthogonalize(x, coefficients(polynomials, iterations), eps)
+        def work(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return rms * max(x.shape[1:]) ** 0.5 * orthogonalize(x, coefficients(polynomials, iterations), eps), None
 
-        done = on_owners(work, [w.astype(dtype or w.dtype) for _, w in leaves], layouts)
+        done = on_owners(work, [w.astype(dtype or w.dtype) for _, w in leaves], layouts)[0]
         directions = [one.astype(w.dtype) for one, (_, w) in zip(done, leaves, strict=True)]
         return tree.unflatten(directions), MuonState(count, mu, state.ns_coeffs)
 

@@ -3,11 +3,12 @@
 Letters, as in the paper: G gradient, L and R preconditioners of the inputs and outputs of a matrix, Q_L and Q_R their
 eigenvectors, M and V Adam's moments; V is in the eigenbasis, M is not.
 
-In a run, the owner of a matrix has its state (`slots.py`): a step sends gradients to the owners, and directions back.
+In a run, the owner of a matrix has its state (`owners.py`): a step sends gradients to the owners, and directions back.
 Checkpoints have the state by weight, so that it fits every mesh.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,11 +19,9 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pretrax.model.base import MatrixAxes
-from pretrax.shardlib import scope
 from pretrax.shardlib.types import current_mesh
 from pretrax.train.muon import Matrices
-from pretrax.train.owners import Layout, layout_of
-from pretrax.train.slots import Stack, batch_sizes, per_device, slice_of, square_layout, stacks_of, with_states
+from pretrax.train.owners import Layout, Owners, Stack, layout_of, on_owners, per_device, stacks_of
 
 _Pair = tuple[jax.Array | None, jax.Array | None]
 
@@ -70,6 +69,10 @@ class OwnedState:
         metadata={'static': True}
     )  # `Layout` of each; None: no preconditioners
 
+    @property
+    def stacks(self) -> list[Stack]:
+        return stacks_of(self.shapes, self.layouts)
+
 
 def scale_by_soap(
     matrices: Matrices, b1: float, b2: float, eps: float, precondition_frequency: int, max_precond_dim: int
@@ -108,8 +111,12 @@ def scale_by_soap(
                 directions[i], m[i], v[i] = rule.adam(g, m[i], v[i], (None, None), t)
         owned = [(i, layout) for i, layout in enumerate(state.layouts) if layout is not None]
         weights, layouts = [leaves[i] for i, _ in owned], [layout for _, layout in owned]
-        found, after = with_states(
-            rule.next_matrices, weights, layouts, list(zip(state.numbers, state.slots, strict=True)), t
+        found, after = on_owners(
+            functools.partial(rule.next_moments, t),
+            weights,
+            layouts,
+            list(zip(state.numbers, state.slots, strict=True)),
+            functools.partial(rule.next_bases, t),
         )
         for (i, _), direction in zip(owned, found, strict=True):
             directions[i] = direction
@@ -137,20 +144,30 @@ class _Rule(NamedTuple):
         direction = correction * _rotate(_rotate(m, bases) / (jnp.sqrt(v) + self.eps), bases, back=True)
         return tuple(jnp.where(t == 0, 0.0, x) for x in (direction, m, v))
 
-    def next_matrices(self, g: jax.Array, state: tuple[jax.Array, Slots], t: jax.Array) -> tuple[jax.Array, Any]:
-        """The directions of matrices [slots, rows, columns], and their next state."""
+    def next_moments(
+        self, t: jax.Array, g: jax.Array, state: tuple[jax.Array, Slots]
+    ) -> tuple[jax.Array, tuple[jax.Array, Slots]]:
+        """The directions of matrices [slots, rows, columns], and their next state, but with the same eigenvectors."""
         numbers, slots = state
-        bases = slots.rows_basis, slots.columns_basis
-        direction, m, v = self.adam(g, slots.m, slots.v, bases, t)
-        products = _outer_products(g, slots, self.b2)
-        what = jnp.where(t == 0, _DECOMPOSE, jnp.where((t + numbers) % self.frequency == 0, _IMPROVE, _KEEP))
+        direction, m, v = self.adam(g, slots.m, slots.v, (slots.rows_basis, slots.columns_basis), t)
+        rows, columns = _outer_products(g, slots, self.b2)
+        return direction, (numbers, slots._replace(m=m, v=v, rows=rows, columns=columns))
 
-        def turn(one: Any) -> tuple[_Pair, jax.Array]:
-            return jax.lax.switch(one[0], (_keep, _improve, _decompose), *one[1:])
+    def next_bases(self, t: jax.Array, state: tuple[jax.Array, Slots]) -> tuple[jax.Array, Slots]:
+        """The state with the eigenvectors after gradient number t."""
+        numbers, slots = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), state)
+        what = jnp.where(t == 0, _DECOMPOSE, jnp.where((t + numbers) % self.frequency == 0, _IMPROVE, _KEEP))
+        products = slots.rows, slots.columns
 
         # One matrix after the other, so that what is not chosen is not computed
-        bases, v = jax.lax.map(turn, (what, products, bases, v))
-        return direction, (numbers, Slots(m, v, *products, *bases))
+        def turn(i: jax.Array, after: tuple[_Pair, jax.Array]) -> tuple[_Pair, jax.Array]:
+            matrix = jax.tree.map(lambda x: x[i], (products, *after))
+            one = jax.lax.switch(what[i], (_keep, _improve, _decompose), *matrix)
+            return jax.tree.map(lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, i, 0), after, one)
+
+        bases, v = jax.lax.fori_loop(0, len(numbers), turn, ((slots.rows_basis, slots.columns_basis), slots.v))
+        after = slots._replace(v=v, rows_basis=bases[0], columns_basis=bases[1])
+        return jax.tree.map(lambda x, before: x.reshape(before.shape), (numbers, after), state)
 
 
 def fresh(state: SoapState, matrices: Matrices, shardings: Any = None) -> OwnedState:
@@ -174,9 +191,9 @@ def fresh(state: SoapState, matrices: Matrices, shardings: Any = None) -> OwnedS
         i = stack.members[0]
         side = sides[i][::-1] if layouts[i].transposed else sides[i]
         sizes = [None if x is None else x.shape[-1] for x in side]
-        zeros = [None if n is None else jnp.zeros((*stack.slots, n, n), weights[i].dtype) for n in sizes]
+        zeros = [None if n is None else stack.zeros(n, n, dtype=weights[i].dtype) for n in sizes]
         bases = [None if x is None else x + jnp.eye(x.shape[-1], dtype=x.dtype) for x in zeros]
-        moment = jnp.zeros((*stack.slots, stack.rows, stack.columns), weights[i].dtype)
+        moment = stack.zeros(stack.rows, stack.columns, dtype=weights[i].dtype)
         slots.append(Slots(moment, moment, *zeros, *bases))
     others = tree.unflatten([jnp.zeros_like(w) if a is None else None for w, a in zip(weights, layouts, strict=True)])
     numbers = tuple(jnp.asarray(stack.numbers(shapes, layouts)) for stack in stacks)
@@ -187,7 +204,7 @@ def fresh(state: SoapState, matrices: Matrices, shardings: Any = None) -> OwnedS
 def shardings_of(state: OwnedState, others: tuple[Any, Any]) -> OwnedState:
     """The sharding of every array, where `others` are those of M and V of weights without preconditioners."""
     mesh = current_mesh()
-    axes = [NamedSharding(mesh, PartitionSpec(None, stack.axes)) for stack in _stacks(state)]
+    axes = [NamedSharding(mesh, PartitionSpec(None, stack.axes)) for stack in state.stacks]
     slots = tuple(jax.tree.map(lambda _, one=one: one, x) for one, x in zip(axes, state.slots, strict=True))
     gradients = NamedSharding(mesh, PartitionSpec())
     return dataclasses.replace(state, gradients=gradients, m=others[0], v=others[1], numbers=tuple(axes), slots=slots)
@@ -202,37 +219,36 @@ class _Stored(NamedTuple):
     layout: Layout
 
 
-def _stored(state: OwnedState) -> Iterator[tuple[Stack, list[_Stored]]]:
-    """What an array of slots has of each weight, and its stack with their sharding. For all arrays of `state.slots`."""
-    for stack, slots in zip(_stacks(state), state.slots, strict=True):
+def _stored(state: OwnedState) -> Iterator[tuple[Stack, Owners, list[_Stored]]]:
+    """What an array of slots has of each weight, its stack, and its owners. For all arrays of `state.slots`."""
+    for stack, slots in zip(state.stacks, state.slots, strict=True):
         for name, x in slots._asdict().items():
             side, _, basis = name.partition('_')
             if x is not None and side in ('m', 'v'):
-                yield stack, [_Stored(name, i, state.shapes[i], state.layouts[i]) for i in stack.members]
+                yield stack, stack.owners, [_Stored(name, i, state.shapes[i], state.layouts[i]) for i in stack.members]
             elif x is not None:
                 n, parts = x.shape[-1], list[_Stored]()
-                square = stack.square(n)
+                square = stack.owners.square(n)
                 for i in stack.members:
                     layout = state.layouts[i]
                     field = 'left' if (side == 'rows') != layout.transposed else 'right'
                     shape = *(state.shapes[i][j] for j in layout.batch), n, n
-                    parts.append(_Stored(f'{field}_basis' if basis else field, i, shape, square_layout(layout, square)))
-                yield square, parts
+                    parts.append(_Stored(f'{field}_basis' if basis else field, i, shape, layout.square(square)))
+                yield stack, square, parts
 
 
 def by_weight(state: OwnedState) -> SoapState:
     """The state as checkpoints have it, with the same values on every mesh."""
     arrays = list(_stored(state))
-    of_slots = tuple[*(stack.type(4) for stack, _ in arrays)]
-    of_weights = tuple[*(part.layout.type for _, parts in arrays for part in parts)]
+    of_slots = tuple[*(stack.type(4) for stack, _, _ in arrays)]
+    of_weights = tuple[*(part.layout.type for _, _, parts in arrays for part in parts)]
 
     def by_weight(slots: of_slots) -> of_weights:
         found = list[jax.Array]()
-        for (stack, parts), x in zip(arrays, slots, strict=True):
-            slices = [slice_of(part.layout, part.shape) for part in parts]
-            counts = [math.prod(batch_sizes(part.layout, one.shape)) for part, one in zip(parts, slices, strict=True)]
-            with scope():
-                matrices = stack.from_slots(x, counts)
+        for (stack, owners, parts), x in zip(arrays, slots, strict=True):
+            slices = [part.layout.slice_of(part.shape) for part in parts]
+            counts = [math.prod(part.layout.batch_sizes(one.shape)) for part, one in zip(parts, slices, strict=True)]
+            matrices = stack.from_slots(owners, x, counts)
             found += [part.layout.weight(y, one) for part, y, one in zip(parts, matrices, slices, strict=True)]
         return tuple(found)
 
@@ -247,7 +263,7 @@ def stored_shardings(state: OwnedState) -> SoapState:
     """
     mesh, of_others = current_mesh(), (state.gradients, state.m, state.v)
     gradients, m, v = jax.tree.map(lambda x: x.sharding, of_others)
-    specs = (PartitionSpec(*part.layout.axes) for _, parts in _stored(state) for part in parts)
+    specs = (PartitionSpec(*part.layout.axes) for _, _, parts in _stored(state) for part in parts)
     others = dataclasses.replace(state, gradients=gradients, m=m, v=v)
     return _assembled(others, [NamedSharding(mesh, spec) for spec in specs])
 
@@ -256,7 +272,7 @@ def _assembled(state: OwnedState, found: Sequence[Any]) -> SoapState:
     """The state by weight, of its parts in the order of `_stored`."""
     fields = {name: [None] * len(state.shapes) for name in SoapState._fields[1:]}
     fields |= {'m': state.tree.flatten_up_to(state.m), 'v': state.tree.flatten_up_to(state.v)}
-    for part, x in zip((part for _, parts in _stored(state) for part in parts), found, strict=True):
+    for part, x in zip((part for _, _, parts in _stored(state) for part in parts), found, strict=True):
         fields[part.field][part.weight] = x
     return SoapState(state.gradients, **{name: state.tree.unflatten(field) for name, field in fields.items()})
 
@@ -264,18 +280,18 @@ def _assembled(state: OwnedState, found: Sequence[Any]) -> SoapState:
 def at_owners(state: SoapState, like: OwnedState) -> OwnedState:
     """The state in a run, of that in a checkpoint. It has the shapes of `like`."""
     arrays = list(_stored(like))
-    of_slots = tuple[*(stack.type(4) for stack, _ in arrays)]
-    of_weights = tuple[*(part.layout.type for _, parts in arrays for part in parts)]
+    of_slots = tuple[*(stack.type(4) for stack, _, _ in arrays)]
+    of_weights = tuple[*(part.layout.type for _, _, parts in arrays for part in parts)]
     fields = {name: like.tree.flatten_up_to(field) for name, field in state._asdict().items() if name != 'gradients'}
 
     def at_owners(given: of_weights) -> of_slots:
         given, found = iter(given), list[jax.Array]()
-        for stack, parts in arrays:
-            with scope():
-                found.append(stack.to_slots([part.layout.matrices(x) for part, x in zip(parts, given, strict=False)]))
+        for stack, owners, parts in arrays:
+            slices = [part.layout.matrices(x) for part, x in zip(parts, given, strict=False)]
+            found.append(stack.to_slots(owners, slices))
         return tuple(found)
 
-    stored = tuple(fields[part.field][part.weight] for _, parts in arrays for part in parts)
+    stored = tuple(fields[part.field][part.weight] for _, _, parts in arrays for part in parts)
     slots = jax.tree.structure(like.slots).unflatten(per_device(at_owners)(stored))
     others = [
         like.tree.unflatten(
@@ -283,13 +299,9 @@ def at_owners(state: SoapState, like: OwnedState) -> OwnedState:
         )
         for name in ('m', 'v')
     ]
-    numbers = tuple(jnp.asarray(stack.numbers(like.shapes, like.layouts)) for stack in _stacks(like))
+    numbers = tuple(jnp.asarray(stack.numbers(like.shapes, like.layouts)) for stack in like.stacks)
     m, v = others
     return dataclasses.replace(like, gradients=state.gradients, m=m, v=v, numbers=numbers, slots=slots)
-
-
-def _stacks(state: OwnedState) -> list[Stack]:
-    return stacks_of(state.shapes, state.layouts)
 
 
 def _in_order(layout: Layout) -> Layout:

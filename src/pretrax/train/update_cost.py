@@ -7,14 +7,16 @@ optimizer of whole matrices also costs products on the owners of the matrices, a
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from pretrax.cost.step_facts import Exchange, UpdateCost
+from pretrax.shardlib.types import current_mesh
 from pretrax.train.groups import settings_of, without_frozen
-from pretrax.train.owners import chunk_sizes, layout_of
+from pretrax.train.owners import Stack, layout_of, stacks_of
+from pretrax.train.soap import OwnedState
 from pretrax.train.state import TrainState
 from pretrax.train.step import Recipe
 
@@ -42,12 +44,10 @@ class _MatrixRule(NamedTuple):
     """What an optimizer does with whole matrices.
 
     Attributes:
-        tables: whether the tables of the vocabulary are matrices too.
         precision: of the products: 'f32', 'bf16', or 'highest', f32 without a faster format.
         products: options, rows, columns -> the products on one matrix.
     """
 
-    tables: bool
     precision: str
     products: Callable[[Any, int, int], _Products]
 
@@ -69,14 +69,15 @@ def update_cost(recipe: Recipe, like: TrainState) -> UpdateCost:
     rule = _matrix_rule(name, options)
     if rule is None:
         return cost
-    return _with_matrices(cost, rule, options, weights, recipe.model.matrix_dimensions(weights, rule.tables))
+    with jax.sharding.use_abstract_mesh(jax.tree.leaves(weights)[0].sharding.mesh.abstract_mesh):
+        return _with_matrices(cost, rule, options, _stacks(recipe, like, weights))
 
 
 def _matrix_rule(name: str, options: Any) -> _MatrixRule | None:
     if name == 'muon':
-        return _MatrixRule(False, options.precision, _newton_schulz)
+        return _MatrixRule(options.precision, _newton_schulz)
     if name == 'soap':
-        return _MatrixRule(True, 'highest', _eigenbasis)
+        return _MatrixRule('highest', _eigenbasis)
     return None
 
 
@@ -101,55 +102,34 @@ def _eigenbasis(options: Any, rows: int, columns: int) -> _Products:
     return _Products(flops, values)
 
 
-def _with_matrices(cost: UpdateCost, rule: _MatrixRule, options: Any, weights: Any, dims: Any) -> UpdateCost:
+def _with_matrices(cost: UpdateCost, rule: _MatrixRule, options: Any, stacks: Sequence[Stack]) -> UpdateCost:
     width = 2 if rule.precision == 'bf16' else 4
-    flops = traffic = 0.0
+    flops, traffic, sizes = 0.0, 0.0, current_mesh().shape
     exchanges = Counter[tuple[str, tuple[str, ...]]]()
-    for (stack, slices, sizes), n in _stacks(weights, dims).items():
-        rows, columns = (
-            length * math.prod(dict(sizes)[axis] for axis in dim.split('/')[1:])
-            for length, dim in zip(slices, stack[1:], strict=True)
-        )
-        moved, idle, matrices, gathered = _owned(stack, (n, rows, columns), dict(sizes))
-        of_one = rule.products(options, rows, columns)
-        own = width * matrices * rows * columns
+    for stack in stacks:
+        owners, matrices = stack.owners, stack.owned
+        of_one = rule.products(options, stack.rows, stack.columns)
+        matrix = width * stack.rows * stack.columns
         flops, traffic = flops + matrices * of_one.flops, traffic + width * matrices * of_one.values
-        if moved:
-            traffic += 4 * own  # both exchanges are read and written
-            exchanges['all-to-all', moved] += 2 * own
-        if idle:
-            exchanges['all-gather', idle] += width * gathered * math.prod(slices)
+        if owners.split > 1:
+            traffic += 4 * matrices * matrix  # both exchanges are read and written
+            moved = tuple(axis for axis in owners.moved if sizes[axis] > 1)
+            exchanges['all-to-all', moved] += 2 * matrices * matrix
+        if owners.idle:
+            exchanges['all-gather', owners.idle] += stack.gathered * matrix // owners.split
     sent = tuple(Exchange(*key, n_bytes) for key, n_bytes in exchanges.items())
     return dataclasses.replace(cost, flops=flops, precision=rule.precision, matrices=traffic, exchanges=sent)
 
 
-def _stacks(weights: Any, matrices: Any) -> Mapping[Any, int]:
-    """{(dimensions of a stack, rows and columns of the slice on a device, sizes of the mesh axes): matrices there}."""
+def _stacks(recipe: Recipe, like: TrainState, weights: Any) -> list[Stack]:
+    """The stacks of matrices that an optimizer exchanges."""
+    for state in jax.tree.leaves(like.optimizer, is_leaf=lambda x: isinstance(x, OwnedState)):
+        if isinstance(state, OwnedState):
+            return state.stacks
     leaves, tree = jax.tree.flatten(weights)
-    stacks = Counter[Any]()
-    for w, dims in zip(leaves, tree.flatten_up_to(matrices), strict=True):
-        if dims is not None:
-            layout, local = layout_of(w, dims, w.sharding), w.sharding.shard_shape(w.shape)
-            count, *slices = (math.prod(local[i] for i in each) for each in layout[:3])
-            stacks[layout.stack, tuple(slices), tuple(w.sharding.mesh.shape.items())] += count
-    return stacks
-
-
-def _owned(
-    stack: tuple[str, ...], shape: tuple[int, int, int], sizes: Mapping[str, int]
-) -> tuple[tuple[str, ...], tuple[str, ...], int, int]:
-    """The mesh axes that shard rows or columns, those along which slices are the same, the matrices of an owner, and
-    the slices that are gathered.
-
-    `shape`: matrices on a device, rows, columns. If the owners do not divide the matrices, some are padding.
-    """
-    taken = {axis for dim in stack for axis in dim.split('/')[1:]}
-    moved = tuple(axis for dim in stack[1:] for axis in dim.split('/')[1:] if sizes[axis] > 1)
-    idle = tuple(axis for axis, size in sizes.items() if size > 1 and axis not in taken)
-    n, rows, columns = shape
-    split, sharers = (math.prod(sizes[axis] for axis in axes) for axes in (moved, idle))
-    shares = [-(-size // sharers) for size in chunk_sizes(n, rows * columns, split * sharers)]
-    return moved, idle, sum(-(-share // split) for share in shares), sum(shares) * sharers
+    dims = tree.flatten_up_to(recipe.model.matrix_dimensions(weights))
+    layouts = [each and layout_of(w, each, w.sharding) for w, each in zip(leaves, dims, strict=True)]
+    return stacks_of([w.shape for w in leaves], layouts)
 
 
 def _local(x: Any) -> int:
