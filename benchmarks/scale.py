@@ -144,7 +144,7 @@ def gpu_table() -> list[str]:
         })  # fmt: skip
         planner = Planner(config, hardware, lambda text: None)
         best = 'nothing fits, with f32 weights, moments and gradients | | '
-        if fits := planner.fitting(planner.search()):
+        if fits := planner.search().found:
             speed = tokens / fits[0].prediction.seconds / hardware.n_devices
             best = f'{speed:,.0f} | {step.published / speed:.0%} | {fits[0].prediction.bound}; `{fits[0].written()}`'
         lines.append(f'| {step.stack} | {step.model["preset"]} | {step.hardware} | {step.published:,.0f} | {best} |')

@@ -26,7 +26,7 @@ def resolve_mesh(mesh: Mesh, n_devices: int, platform: str, slices: int = 1) -> 
     sizes = {'r': mesh.r, 'd': mesh.d, 'e': mesh.e, 'c': mesh.c, 't': mesh.t, 'p': mesh.p}
     if mesh.r == mesh.d == 'auto':
         sizes['d' if platform == 'cpu' else 'r'] = 1 if platform == 'cpu' else slices
-    given = {axis: size for axis, size in sizes.items() if size != 'auto'}
+    given = {axis: size for axis, size in sizes.items() if isinstance(size, int)}
     product = math.prod(given.values())
     free = [axis for axis in sizes if axis not in given]
     if product == n_devices or (free and n_devices % product == 0):

@@ -238,14 +238,14 @@ class Batch(Section):
 
 
 class Mesh(Section):
-    """How the devices are arranged. `mesh: auto` is auto for r, d, e, t and p. If only r or d is given, the other is 1;
-    see `pretrax.config.mesh.resolve_mesh`, and `pretrax.plan.auto`, which plans e, t and p before the run starts.
+    """How the devices are arranged. `mesh: auto` is auto for every axis. If only r or d is given, the other is 1;
+    see `pretrax.config.mesh.resolve_mesh`, and `pretrax.plan.auto`, which plans e, c, t and p before the run starts.
     """
 
     r: Axis = default('auto', 'replicas: shard the batch; every replica has all weights')
     d: Axis = default('auto', 'fully sharded data: shard the batch and the weights')
     e: Axis = default(1, 'experts: shard the batch, and the experts of a mixture')
-    c: Count = default(1, 'context: shard each sequence')
+    c: Axis = default(1, 'context: shard each sequence')
     t: Axis = default(1, 'tensor: shard heads, feed-forward and vocabulary')
     p: Axis = default(1, 'pipeline: shard the layers into stages')
 
@@ -253,7 +253,7 @@ class Mesh(Section):
     @classmethod
     def _one_given(cls, values: Any) -> Any:
         if values == 'auto':
-            return dict.fromkeys('rdetp', 'auto')
+            return dict.fromkeys('rdectp', 'auto')
         if isinstance(values, dict) and ('r' in values) != ('d' in values):
             return {'r': 1, 'd': 1} | values
         return values
@@ -261,11 +261,11 @@ class Mesh(Section):
     @property
     def is_planned(self) -> bool:
         """Whether an axis needs a plan; auto for r and d does not."""
-        return 'auto' in (self.e, self.t, self.p)
+        return 'auto' in (self.e, self.c, self.t, self.p)
 
     def plain(self) -> 'Mesh':
         """The mesh with 1 for every axis that needs a plan."""
-        return self.model_copy(update={axis: 1 for axis in 'etp' if getattr(self, axis) == 'auto'})
+        return self.model_copy(update={axis: 1 for axis in 'ectp' if getattr(self, axis) == 'auto'})
 
 
 class Precision(Section):

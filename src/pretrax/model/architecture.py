@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -157,25 +158,29 @@ class Architecture(DecoderOptions):
 
     def mean_of_heads(self, size: Callable[[Heads], float]) -> float:
         """The mean of a size of heads over the layers with attention; 0 if there are none."""
-        sizes = [size(self.heads(kind)) for kind in self.kinds if kind.mixer == 'attention']
-        return sum(sizes) / max(1, len(sizes))
+        return sum(n * size(heads) for heads, n in self._heads.items()) / max(1, self.n_attention_layers)
 
-    @property
+    @functools.cached_property
+    def _heads(self) -> Counter[Heads]:
+        """The number of layers by their heads."""
+        return Counter(self.heads(kind) for kind in self.kinds if kind.mixer == 'attention')
+
+    @functools.cached_property
     def n_attention_layers(self) -> int:
         """Layers with attention."""
         return sum(kind.mixer == 'attention' for kind in self.kinds)
 
-    @property
+    @functools.cached_property
     def n_recurrent_layers(self) -> int:
         """Layers with a delta net or a state-space model."""
         return self.n_layers - self.n_attention_layers
 
-    @property
+    @functools.cached_property
     def n_dense_layers(self) -> int:
         """Layers with a feed-forward without experts."""
         return sum(kind.is_dense for kind in self.kinds)
 
-    @property
+    @functools.cached_property
     def n_expert_layers(self) -> int:
         """Layers with a mixture of experts."""
         return sum(kind.experts for kind in self.kinds)
@@ -190,7 +195,7 @@ class Architecture(DecoderOptions):
         """Routers: one for each layer with experts, those of multi-token prediction included."""
         return self.n_expert_layers + self.multi_token.n_layers * self.kinds[-1].experts
 
-    @property
+    @functools.cached_property
     def with_modules(self) -> 'Architecture':
         """The decoder with the layers of multi-token prediction as ordinary last layers, for estimates."""
         return self.replace({'n_layers': self.n_layers + self.multi_token.n_layers, 'multi_token.n_layers': 0})
@@ -215,7 +220,7 @@ class Architecture(DecoderOptions):
         """Norms of the residual stream in a layer."""
         return 4 if self.block.norms == 'sandwich' else 1 if self.block.shared_norm else 2
 
-    @property
+    @functools.cached_property
     def sizes(self) -> dict[str, int]:
         """The size of each letter in the types of the weights."""
         attention, latent, experts, recurrent = self.attention, self.attention.latent, self.experts, self.recurrent
@@ -232,17 +237,17 @@ class Architecture(DecoderOptions):
             'N_shared': recurrent.n_heads // max(1, recurrent.n_key_heads),  # heads that share a key
         }  # fmt: skip
 
-    @property
+    @functools.cached_property
     def mean_d_head(self) -> float:
         """The mean width of a query or key head and of a value head."""
         return self.mean_of_heads(lambda heads: heads.mean_width)
 
-    @property
+    @functools.cached_property
     def mean_kv_width(self) -> float:
         """The mean width of the keys or of the values of a token in a layer."""
         return self.mean_of_heads(lambda heads: heads.n_kv * heads.mean_width)
 
-    @property
+    @functools.cached_property
     def n_matmul_params(self) -> int:
         """Weights in products per token: all but embeddings, norms, biases and the experts that it does not use."""
         recurrent, n_delta = self.recurrent, sum(kind.mixer == 'delta' for kind in self.kinds)
@@ -280,7 +285,7 @@ class Architecture(DecoderOptions):
         """`attention_params` on average over the layers with attention."""
         return self._all_attention_params / max(1, self.n_attention_layers)
 
-    @property
+    @functools.cached_property
     def _all_attention_params(self) -> int:
         return sum(self._attention_params(kind) for kind in self.kinds if kind.mixer == 'attention')
 

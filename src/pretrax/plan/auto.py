@@ -1,9 +1,9 @@
 """Replaces `mesh: auto` and `batch.micro: auto` with numbers before a run begins.
 
-The mesh is the fastest that fits according to `pretrax plan`. The micro-batch is measured on this machine's devices
-(`run/micro_batch.py`). If it cannot be measured, because the devices are not in this machine or several processes would
-have to agree, it is planned too. A resumed run keeps its numbers. The resolved configuration contains the chosen
-numbers, with the reason as their origin.
+The mesh is the fastest that fits according to `pretrax plan`, with its micro-batch if `batch.micro` is null. If that is
+`auto`, it is measured on this machine's devices (`run/micro_batch.py`). If it cannot be measured, because the devices
+are not in this machine or several processes would have to agree, it is planned too. A resumed run keeps its numbers.
+The resolved configuration contains the chosen numbers, with the reason as their origin.
 """
 
 import dataclasses
@@ -82,7 +82,8 @@ def _as_it_began(config: RunConfig, n_devices: int) -> RunConfig | None:
         changes: dict[str, Any] = {'origin': 'auto: as at the start of this run'}
         if config.mesh.is_planned:
             changes['mesh'] = resolve_mesh(began.mesh, n_devices, jax.default_backend())
-        if config.batch.micro == 'auto':
+        planned = config.mesh.is_planned and config.batch.micro is None and began.batch.micro is not None
+        if planned or config.batch.micro == 'auto':
             changes['micro'] = began.batch.micro
         config = settle(config, **changes)
     except UserError:  # unreadable, or for other devices: `train` reports what is wrong
@@ -102,29 +103,29 @@ def _here() -> Here | None:
 
 
 def _with_mesh(config: RunConfig, hardware: Topology | None) -> RunConfig:
-    """Replaces `auto` in the mesh with the sizes of the fastest candidate that fits."""
+    """Replaces `auto` in the mesh with the sizes of the fastest candidate that fits, whose micro-batch the run has if
+    none is given.
+    """
     if hardware is None:
         sizes = resolve_mesh(config.mesh.plain(), len(jax.devices()), jax.default_backend())
         return settle(config, mesh=sizes, origin='auto: the default, since the plan does not know this device')
     planner = Planner(config, hardware, lambda text: None)
-    only = {axis: n for axis, n in config.mesh.model_dump().items() if n != 'auto' and axis != 'c'}
+    only = {axis: n for axis, n in config.mesh.model_dump().items() if n != 'auto'}
     best = _best(planner, only, config)
-    return settle(config, mesh=best.mesh, origin=f'auto: {_why(best, hardware)}')
+    micro = best.micro if config.batch.micro is None else 'as it is'
+    return settle(config, mesh=best.mesh, micro=micro, origin=f'auto: {_why(best, hardware)}')
 
 
 def _best(planner: Planner, only: dict[str, int], config: RunConfig) -> Candidate:
     """The fastest candidate that fits and has the configured micro-batch."""
-    every = planner.search((planner.save,), only)
     micro = config.batch.micro
-    fits = [one for one in planner.fitting(every) if micro in ('auto', None) or one.micro == micro]
-    if fits:
-        return fits[0]
-    least = min((one.memory.total for one in every), default=None)
-    raise UserError(
-        f'mesh and batch.micro: none of {len(every)} candidates fits {planner.hardware}'
-        + (f'; the smallest needs {size(least)} of {size(planner.hardware.memory)}' if least else '')
-        + '\nuse more devices, model.save=none, a smaller batch.sequence_length, or optimizer.name=lion'
-    )
+    search = planner.search((planner.save,), only, micro if isinstance(micro, int) else None)
+    if search.found:
+        return search.found[0]
+    why, *more = search.why_none()
+    lines = [f'mesh and batch.micro: {why} {planner.hardware}', *more]
+    fix = 'use more devices, model.save=none, a smaller batch.sequence_length, or optimizer.name=lion'
+    raise UserError('\n'.join([*lines, fix]))
 
 
 def _why(candidate: Candidate, hardware: Topology) -> str:

@@ -3,7 +3,6 @@ recomputation that fit. Only `--verify` compiles, and needs a plugin.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -33,10 +32,11 @@ from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
 from pretrax.model.plan import choose_saved
 from pretrax.model.request import ModelRequest
 from pretrax.plan.keys import keys_left_out
+from pretrax.plan.layouts import layouts, sizes_of
 from pretrax.plan.step import compile_ahead
 from pretrax.run.setup import build_model, build_recipe, open_source
 from pretrax.train.state import abstract_state
-from pretrax.train.update_cost import update_cost
+from pretrax.train.update_cost import axes_of_cost, update_cost
 from pretrax.view.tables import terminal_width, text_table
 
 BEST = 3  # candidates that are compiled to verify a plan
@@ -67,7 +67,41 @@ class Candidate:
     def written(self) -> str:
         """Its key=value arguments for the command line."""
         pairs = [f'{section}.{key}={value}' for section, keys in self.values().items() for key, value in keys.items()]
-        return ' '.join(pairs).replace("'", '').replace(': ', ':')
+        return _plain(' '.join(pairs))
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """The candidates that a search tried.
+
+    Attributes:
+        found: those that fit, fastest first.
+        tried: the mesh, `batch.micro` and `model.save` of each.
+        least: the candidate that needs the least memory; None: no mesh is possible.
+        room: bytes per device that a candidate may fill.
+    """
+
+    found: list[Candidate]
+    tried: list[tuple[dict[str, int], int, Any]]
+    least: Candidate | None
+    room: float
+
+    def why_none(self) -> list[str]:
+        """The lines that say that nothing fits, and what was tried."""
+        if self.least is None:
+            return ['nothing was tried: no mesh shards the batch evenly and is possible for the model']
+        micros = ','.join(map(str, sorted({micro for _, micro, _ in self.tried})))
+        saves = ','.join(dict.fromkeys(_plain(str(save)) for _, _, save in self.tried))
+        return [
+            f'none of {len(self.tried)} candidates fits',
+            f'tried: {sizes_of([mesh for mesh, _, _ in self.tried])} batch.micro={micros} model.save={saves}',
+            f'the smallest needs {size(self.least.memory.total)} of {size(self.room)}: {self.least.written()}',
+        ]
+
+
+def _plain(text: str) -> str:
+    """Python values as the command line has them."""
+    return text.replace("'", '').replace(': ', ':')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +116,7 @@ class Plan:
         is_looped: its layers run in a loop on several GPUs, where unrolled ones are faster.
         left_out: the keys that it sets, and that all predictions leave out.
         slow_attention: the kernel of its attention and the reason, if it is not fused; '': it is.
+        search: the candidates.
     """
 
     hardware: Topology
@@ -93,9 +128,13 @@ class Plan:
     left_out: list[str]
     slow_attention: str
     why: str
-    found: list[Candidate]
-    tried: int
+    search: Search
     n_params: int
+
+    @property
+    def found(self) -> list[Candidate]:
+        """The candidates that fit, fastest first."""
+        return self.search.found
 
 
 class Planner:
@@ -118,8 +157,11 @@ class Planner:
         if whole.arch is None:
             raise UserError(f'model.name={config.model.name} has no architecture, which a plan needs')
         one = jax.make_mesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:1])
+        recipe = build_recipe(config, whole, 1)
+        self._axes_of_cost = axes_of_cost(recipe)
         with jax.set_mesh(one):
-            self._state = abstract_state(build_recipe(config, whole, 1))
+            self._state = abstract_state(recipe)
+        self._weights = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), self._state.weights)
         self.arch, self.n_stored_params = whole.arch, sum(w.size for w in jax.tree.leaves(self._state.weights))
         self._updates: dict[tuple[int, ...], UpdateCost] = {}
 
@@ -188,11 +230,19 @@ class Planner:
             by_default: without compiler options, as if the configuration removed them all.
             parts: instead of `model.batch_parts`.
         """
+        step = self._facts(mesh, micro, save, parts)
+        memory = expected_memory(self.arch, self.n_stored_params, step)
+        topology, by_default = self.hardware, by_default or self._removes_options(mesh)
+        shares = exposed_by_default(topology.device) if by_default else None
+        prediction = predict(self.arch, self.n_stored_params, self.size.sequence_length, step, topology, shares)
+        return Candidate(mesh, micro, save, memory, prediction)
+
+    def _facts(self, mesh: dict[str, int], micro: int, save: Any, parts: int | None = None) -> StepFacts:
         model = self._model(mesh)
         saved = choose_saved(save, mesh, True)[0]
         passes = sequences_per_device(self.size, mesh) // micro
         schedule = self._schedule(mesh, passes, saved, model.plan.loss_chunks)
-        step = StepFacts(
+        return StepFacts(
             mesh=mesh,
             tokens=self.size.tokens // passes,
             platform=self.hardware.platform,
@@ -214,20 +264,15 @@ class Planner:
             kept_states=model.kept_states,
             clips_logits=getattr(self.config.optimizer.options, 'qk_clip', None) is not None,
         )
-        memory = expected_memory(self.arch, self.n_stored_params, step)
-        topology, by_default = self.hardware, by_default or self._removes_options(mesh)
-        shares = exposed_by_default(topology.device) if by_default else None
-        prediction = predict(self.arch, self.n_stored_params, self.size.sequence_length, step, topology, shares)
-        return Candidate(mesh, micro, save, memory, prediction)
 
     def update_cost(self, mesh: dict[str, int]) -> UpdateCost:
         """The cost of the update on a mesh."""
-        key = tuple(mesh.values())
+        key = tuple(mesh[axis] for axis in self._axes_of_cost)
         if key not in self._updates:
             recipe = build_recipe(self.config, self._model(mesh), 1)
-            sizes = AbstractMesh(key, tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh))
+            sizes = AbstractMesh(tuple(mesh.values()), tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh))
             with jax.sharding.use_abstract_mesh(sizes):
-                self._updates[key] = update_cost(recipe, abstract_state(recipe))
+                self._updates[key] = update_cost(recipe, abstract_state(recipe, weights=self._weights))
         return self._updates[key]
 
     def _schedule(
@@ -240,20 +285,38 @@ class Planner:
         tokens = self.size.sequence_length // along('c t', mesh) // loss_chunks
         return choose_schedule(options.pipeline.schedule, sizes, self.arch, saved, tokens)[0]
 
-    def search(self, saves: Sequence[Any] = ('all', 'none'), only: Mapping[str, int] | None = None) -> list[Candidate]:
-        """Candidates of every mesh that has the sizes in `only`, with every micro-batch and each of `saves`."""
-        found = []
-        for mesh in _meshes(self.hardware, self.arch, self.rows):
-            if any(mesh[axis] != n for axis, n in (only or {}).items()) or isinstance(self._model(mesh), UserError):
-                continue
-            micros = micro_batch_sizes(self.rows // sequence_shards(mesh), mesh['p'])
-            found += [self.candidate(mesh, micro, save) for micro in micros for save in saves]
-        return found
+    def search(
+        self, saves: Sequence[Any] = ('all', 'none'), only: Mapping[str, int] | None = None, micro: int | None = None
+    ) -> Search:
+        """Predicts the candidates that fit.
 
-    def fitting(self, every: list[Candidate]) -> list[Candidate]:
-        """The candidates that fit, fastest first."""
-        fits = [one for one in every if one.memory.total <= MARGIN * self.hardware.memory]
-        return sorted(fits, key=lambda one: one.prediction.seconds)
+        A network between slices is slow, so `r` is their number, and `d` stays inside a slice. If nothing fits, smaller
+        `r` are tried too, and `d` crosses slices.
+
+        Args:
+            saves: values of `model.save`.
+            only: the sizes of some axes.
+            micro: the micro-batch; None: each that is possible.
+        """
+        slices, only, tried = self.hardware.slices, only or {}, []
+        fewer = [] if 'r' in only else [r for r in range(1, slices) if slices % r == 0]
+        for replicas in [only.get('r', slices)], fewer:
+            for mesh in layouts(self.hardware, self.arch, self.size.sequence_length, self.rows, replicas, only):
+                if not isinstance(self._model(mesh), UserError):
+                    sizes = micro_batch_sizes(self.rows // sequence_shards(mesh), mesh['p'])
+                    tried += [(mesh, n, save) for n in sizes if micro in (None, n) for save in saves]
+            needed = [expected_memory(self.arch, self.n_stored_params, self._facts(*one)).total for one in tried]
+            fits = [one for one, n_bytes in zip(tried, needed, strict=True) if n_bytes <= self.room]
+            if fits:
+                break
+        found = sorted((self.candidate(*one) for one in fits), key=lambda one: one.prediction.seconds)
+        least = self.candidate(*tried[needed.index(min(needed))]) if tried else None
+        return Search(found, tried, least, self.room)
+
+    @property
+    def room(self) -> float:
+        """Bytes per device that a candidate may fill."""
+        return MARGIN * self.hardware.memory
 
     def _model(self, mesh: dict[str, int]) -> Any:
         """The model on a mesh, or the reason why it is impossible."""
@@ -299,8 +362,6 @@ def make_plan(config: RunConfig, hardware: Topology, say: Report) -> Plan:
             by_default = planner.candidate(now.mesh, now.micro, now.save, by_default=True).prediction
     except UserError as error:
         why = str(error).splitlines()[0]
-    every = planner.search()
-    fits = planner.fitting(every)
     return Plan(
         hardware=hardware,
         now=now,
@@ -311,24 +372,9 @@ def make_plan(config: RunConfig, hardware: Topology, say: Report) -> Plan:
         left_out=left_out,
         slow_attention=slow_attention,
         why=why,
-        found=fits,
-        tried=len(every),
+        search=planner.search(['all', 'none', *[planner.save] * (planner.save not in ('all', 'none'))]),
         n_params=planner.n_stored_params - planner.arch.n_padding_params,
     )
-
-
-def _meshes(hardware: Topology, arch: Any, rows: int) -> Iterator[dict[str, int]]:
-    """Meshes to try: powers of two, slices along r, tensor parallelism inside a node or along one side of a slice."""
-    n = hardware.n_devices // hardware.slices
-    widest = min(n, 8 if hardware.platform == 'cuda' else 16)
-    powers = [2**i for i in range(int(math.log2(max(1, n))) + 1)]
-    for t, e, p in itertools.product(powers, powers, powers):
-        if t > widest or (e > 1 and not arch.experts.n_experts) or n % (t * e * p) or p > 16:
-            continue
-        d = n // (t * e * p)
-        mesh = {'r': hardware.slices, 'd': d, 'e': e, 'c': 1, 't': t, 'p': p}
-        if rows % sequence_shards(mesh) == 0:
-            yield mesh
 
 
 def report(plan: Plan, shown: int = 5) -> list[str]:
@@ -348,12 +394,9 @@ def report(plan: Plan, shown: int = 5) -> list[str]:
         lines.append(f'    attention: {plan.slow_attention}; predicted as if the fused kernel ran')
     if plan.left_out:
         lines.append(f'    set, but not in the prediction: {", ".join(plan.left_out)}')
-    lines += [
-        '',
-        f'{len(plan.found)} of {plan.tried} candidates fit; the fastest:'
-        if plan.found
-        else f'none of {plan.tried} candidates fits',
-    ]
+    fit = [f'{len(plan.found)} of {len(plan.search.tried)} candidates fit; the fastest:']
+    why, *tried = fit if plan.found else plan.search.why_none()
+    lines += ['', why, *(f'    {line}' for line in tried)]
     rows = [
         [
             f'{one.prediction.seconds:.3g}s',

@@ -77,9 +77,14 @@ def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
     return in_host(scalars._replace(weights=weights, optimizer=moments, ema=ema), like, recipe.offload)
 
 
-def abstract_state(recipe: Recipe, seed: int = 0) -> TrainState:
-    """Shapes, dtypes and shardings of a state on the current mesh: to restore one, or to compile without one."""
-    like = jax.eval_shape(lambda: _fresh(recipe, recipe.model.init(jax.random.key(seed))))
+def abstract_state(recipe: Recipe, seed: int = 0, weights: Weights | None = None) -> TrainState:
+    """Shapes, dtypes and shardings of a state on the current mesh: to restore one, or to compile without one.
+
+    Args:
+        weights: their shapes and dtypes, if they are known: tracing how they are made takes most of the time.
+    """
+    shapes = jax.eval_shape(recipe.model.init, jax.random.key(seed)) if weights is None else weights
+    like = jax.eval_shape(lambda w: _fresh(recipe, w), shapes)
     shardings = state_shardings(recipe, like)
     return jax.tree.map(_with_sharding, like, shardings)._replace(constants=recipe.model.abstract_constants())
 

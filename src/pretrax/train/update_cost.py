@@ -73,6 +73,12 @@ def update_cost(recipe: Recipe, like: TrainState) -> UpdateCost:
         return _with_matrices(cost, rule, options, _stacks(recipe, like, weights))
 
 
+def axes_of_cost(recipe: Recipe) -> str:
+    """The mesh axes whose sizes change the cost: those that shard weights; of whole matrices, also those of owners."""
+    section = recipe.section
+    return 'detp' if _matrix_rule(section.name, section.options) is None else 'rdectp'
+
+
 def _matrix_rule(name: str, options: Any) -> _MatrixRule | None:
     if name == 'muon':
         return _MatrixRule(options.precision, _newton_schulz)
