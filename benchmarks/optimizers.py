@@ -48,7 +48,7 @@ class Size(NamedTuple):
 
 SIZES = {
     '0.2M': Size('model={n_layers: 2, d_model: 64, attention: {n_heads: 2, n_kv_heads: 1}}', 150),
-    '0.6M': Size('model={n_layers: 4, d_model: 96, attention: {n_heads: 3, n_kv_heads: 1}}', 100),
+    '0.6M': Size('model={n_layers: 4, d_model: 96, attention: {n_heads: 3, n_kv_heads: 1}}', 300),
 }
 TOKENS = 2048  # in a step
 SHARED = [
