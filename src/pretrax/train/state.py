@@ -101,7 +101,7 @@ def by_weight(state: Any) -> Any:
             return x
         if isinstance(x.gradients, jax.Array):
             return _by_weight(x)
-        return jax.tree.map(_with_sharding, jax.eval_shape(soap.by_weight, x), soap.stored_shardings(x))
+        return jax.tree.map(_with_sharding, jax.eval_shape(_by_weight, x), soap.stored_shardings(x))
 
     return jax.tree.map(stored, state, is_leaf=_is_owned)
 
