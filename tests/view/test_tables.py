@@ -78,7 +78,9 @@ def plan():
     found = SimpleNamespace(prediction=phases, memory=SimpleNamespace(total=MANY), written=lambda: options)
     device = SimpleNamespace(name='H100', bf16=1e15)
     hardware = SimpleNamespace(n_devices=64, device=device, memory=80e9)
-    return plan_report(SimpleNamespace(hardware=hardware, n_params=1, now=None, why='', found=[found], tried=1))[4:]
+    notes = {'now': None, 'why': '', 'slow_attention': '', 'left_out': ()}
+    search = SimpleNamespace(tried=[found])
+    return plan_report(SimpleNamespace(hardware=hardware, n_params=1, found=[found], search=search, **notes))[4:]
 
 
 def doctor():
