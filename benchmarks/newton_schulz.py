@@ -1,4 +1,4 @@
-"""What f32 and bf16 products round in Muon's Newton-Schulz iterations (`optimizer.precision`).
+"""The rounding error of f32 and bf16 products in Muon's Newton-Schulz iterations (`optimizer.precision`).
 
     python benchmarks/newton_schulz.py
 

@@ -10,7 +10,7 @@ from pretrax.model.base import Model
 
 
 def eight_bits_of(model: Model, weights: Any) -> EightBits | None:
-    """What a model multiplies in eight bits; None: nothing.
+    """The products that a model computes in eight bits. None if it computes none.
 
     Args:
         model: a decoder.

@@ -223,7 +223,7 @@ class _Sizes:
         self.in_layers = (n_params - tables - experts) / (self.t * self.p) + self.in_experts
 
     def products(self, flops: float, in_eight_bits: float = 0.0) -> float:
-        """Seconds of products, of which a share is in eight bits."""
+        """The seconds that products take if a share of their FLOPs is in eight bits."""
         eight = self.step.eight_bits
         inverse = (1 - in_eight_bits) / self.device.peak('bf16')
         if eight is not None:

@@ -149,7 +149,7 @@ _ORDER = ('failure', 'warning', 'ok')
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """What was found.
+    """The findings of an examination.
 
     Attributes:
         rows: rows of the table.

@@ -92,7 +92,7 @@ def _axes(types: Sequence[ArrayType]) -> tuple[str, ...]:
 
 
 def _once(summed: tuple[str, ...], array: ArrayType, x: jax.Array) -> jax.Array:
-    """What a device has found in its slice of an array, as a partial sum along `summed`: copies count once."""
+    """The result of a device for its slice of an array, as a partial sum along `summed`. Copies count once."""
     return as_partial_sum(' '.join(axis for axis in summed if axis not in array.axes), x)
 
 

@@ -65,9 +65,8 @@ class OwnedState:
     slots: tuple[Slots, ...]  # of each stack
     tree: Any = dataclasses.field(metadata={'static': True})  # the structure of the weights
     shapes: tuple[tuple[int, ...], ...] = dataclasses.field(metadata={'static': True})  # of the weights
-    layouts: tuple[Any, ...] = dataclasses.field(
-        metadata={'static': True}
-    )  # `Layout` of each; None: no preconditioners
+    # `Layout` of each; None: no preconditioners
+    layouts: tuple[Any, ...] = dataclasses.field(metadata={'static': True})
 
     @property
     def stacks(self) -> list[Stack]:
@@ -111,13 +110,9 @@ def scale_by_soap(
                 directions[i], m[i], v[i] = rule.adam(g, m[i], v[i], (None, None), t)
         owned = [(i, layout) for i, layout in enumerate(state.layouts) if layout is not None]
         weights, layouts = [leaves[i] for i, _ in owned], [layout for _, layout in owned]
-        found, after = on_owners(
-            functools.partial(rule.next_moments, t),
-            weights,
-            layouts,
-            list(zip(state.numbers, state.slots, strict=True)),
-            functools.partial(rule.next_bases, t),
-        )
+        states = list(zip(state.numbers, state.slots, strict=True))
+        moments, bases = (functools.partial(step, t) for step in (rule.next_moments, rule.next_bases))
+        found, after = on_owners(moments, weights, layouts, states, bases)
         for (i, _), direction in zip(owned, found, strict=True):
             directions[i] = direction
         m, v, direction = map(state.tree.unflatten, (m, v, directions))
@@ -192,7 +187,7 @@ def fresh(state: SoapState, matrices: Matrices, shardings: Any = None) -> OwnedS
         side = sides[i][::-1] if layouts[i].transposed else sides[i]
         sizes = [None if x is None else x.shape[-1] for x in side]
         zeros = [None if n is None else stack.zeros(n, n, dtype=weights[i].dtype) for n in sizes]
-        bases = [None if x is None else x + jnp.eye(x.shape[-1], dtype=x.dtype) for x in zeros]
+        bases = _identities(zeros)
         moment = stack.zeros(stack.rows, stack.columns, dtype=weights[i].dtype)
         slots.append(Slots(moment, moment, *zeros, *bases))
     others = tree.unflatten([jnp.zeros_like(w) if a is None else None for w, a in zip(weights, layouts, strict=True)])
@@ -220,7 +215,7 @@ class _Stored(NamedTuple):
 
 
 def _stored(state: OwnedState) -> Iterator[tuple[Stack, Owners, list[_Stored]]]:
-    """What an array of slots has of each weight, its stack, and its owners. For all arrays of `state.slots`."""
+    """For each array of `state.slots`: its stack, its owners, and the part of each weight in it."""
     for stack, slots in zip(state.stacks, state.slots, strict=True):
         for name, x in slots._asdict().items():
             side, _, basis = name.partition('_')
@@ -237,11 +232,16 @@ def _stored(state: OwnedState) -> Iterator[tuple[Stack, Owners, list[_Stored]]]:
                 yield stack, square, parts
 
 
+def _types(arrays: Sequence[tuple[Stack, Owners, list[_Stored]]]) -> tuple[Any, Any]:
+    """The shardlib types of the arrays of slots, and of their parts by weight."""
+    of_weights = (part.layout.type for _, _, parts in arrays for part in parts)
+    return tuple[*(stack.type(4) for stack, _, _ in arrays)], tuple[*of_weights]
+
+
 def by_weight(state: OwnedState) -> SoapState:
     """The state as checkpoints have it, with the same values on every mesh."""
     arrays = list(_stored(state))
-    of_slots = tuple[*(stack.type(4) for stack, _, _ in arrays)]
-    of_weights = tuple[*(part.layout.type for _, _, parts in arrays for part in parts)]
+    of_slots, of_weights = _types(arrays)
 
     def by_weight(slots: of_slots) -> of_weights:
         found = list[jax.Array]()
@@ -278,10 +278,9 @@ def _assembled(state: OwnedState, found: Sequence[Any]) -> SoapState:
 
 
 def at_owners(state: SoapState, like: OwnedState) -> OwnedState:
-    """The state in a run, of that in a checkpoint. It has the shapes of `like`."""
+    """Returns the state of a run with the values of a checkpoint and the shapes of `like`."""
     arrays = list(_stored(like))
-    of_slots = tuple[*(stack.type(4) for stack, _, _ in arrays)]
-    of_weights = tuple[*(part.layout.type for _, _, parts in arrays for part in parts)]
+    of_slots, of_weights = _types(arrays)
     fields = {name: like.tree.flatten_up_to(field) for name, field in state._asdict().items() if name != 'gradients'}
 
     def at_owners(given: of_weights) -> of_slots:
@@ -293,14 +292,11 @@ def at_owners(state: SoapState, like: OwnedState) -> OwnedState:
 
     stored = tuple(fields[part.field][part.weight] for _, _, parts in arrays for part in parts)
     slots = jax.tree.structure(like.slots).unflatten(per_device(at_owners)(stored))
-    others = [
-        like.tree.unflatten(
-            [x if layout is None else None for x, layout in zip(fields[name], like.layouts, strict=True)]
-        )
+    m, v = (
+        like.tree.unflatten([None if layout else x for x, layout in zip(fields[name], like.layouts, strict=True)])
         for name in ('m', 'v')
-    ]
+    )
     numbers = tuple(jnp.asarray(stack.numbers(like.shapes, like.layouts)) for stack in like.stacks)
-    m, v = others
     return dataclasses.replace(like, gradients=state.gradients, m=m, v=v, numbers=numbers, slots=slots)
 
 
@@ -322,8 +318,12 @@ def _first(w: jax.Array, dims: MatrixAxes | None, max_precond_dim: int) -> tuple
     many = [n for i, n in enumerate(w.shape) if i not in (*dims[0], *dims[1])]
     sizes = [math.prod(w.shape[i] for i in axes) for axes in dims]
     zeros = [jnp.zeros((*many, n, n), w.dtype) if n <= max_precond_dim else None for n in sizes]
-    bases = [None if zero is None else zero + jnp.eye(zero.shape[-1], dtype=w.dtype) for zero in zeros]
-    return *zeros, *bases
+    return *zeros, *_identities(zeros)
+
+
+def _identities(zeros: Sequence[jax.Array | None]) -> list[jax.Array | None]:
+    """The eigenvectors that belong to preconditioners [..., n, n] of zeros."""
+    return [None if x is None else x + jnp.eye(x.shape[-1], dtype=x.dtype) for x in zeros]
 
 
 def _outer_products(g: jax.Array, slots: Slots, decay: float) -> tuple[jax.Array | None, jax.Array | None]:

@@ -41,7 +41,7 @@ class _Products(NamedTuple):
 
 
 class _MatrixRule(NamedTuple):
-    """What an optimizer does with whole matrices.
+    """The work of an optimizer on whole matrices.
 
     Attributes:
         precision: of the products: 'f32', 'bf16', or 'highest', f32 without a faster format.
