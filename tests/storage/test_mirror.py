@@ -197,7 +197,10 @@ def test_the_thread_uploads_and_a_failure_is_reported_once_and_tried_again(tmp_p
         wait_for(lambda: bucket.keys() == ['runs/a/config.yaml'])
         with bucket.down():
             (tmp_path / 'here' / 'config.yaml').write_text('22')
-            wait_for(lambda: len(bucket.requests) > 8)
+            wait_for(lambda: said)
+            before = len(bucket.requests)
+            wait_for(lambda: len(bucket.requests) > before + 8)
+            assert len(said) == 1
         wait_for(lambda: bucket.content('runs/a/config.yaml') == b'22' and len(said) == 2)
     assert 'cannot be written' in said[0]
     assert said[1].endswith('is written again')
