@@ -83,7 +83,7 @@ def abstract_state(recipe: Recipe, seed: int = 0, weights: Weights | None = None
     Args:
         weights: their shapes and dtypes, if they are known: tracing how they are made takes most of the time.
     """
-    shapes = jax.eval_shape(recipe.model.init, jax.random.key(seed)) if weights is None else weights
+    shapes = jax.eval_shape(lambda: recipe.model.init(jax.random.key(seed))) if weights is None else weights
     like = jax.eval_shape(lambda w: _fresh(recipe, w), shapes)
     shardings = state_shardings(recipe, like)
     return jax.tree.map(_with_sharding, like, shardings)._replace(constants=recipe.model.abstract_constants())
