@@ -150,6 +150,20 @@ def test_attention_counts_two_products_forward_and_five_backward():
     assert phase(some, 'attention').seconds == pytest.approx(3.5 * flops / (989.4e12 * REACH_GPU.attention))
 
 
+def test_a_module_of_multi_token_prediction_has_attention_norms_and_logits_of_its_own():
+    one, two = (gpt(n_layers=10, d_model=4096, vocab_size=50_000, mtp_layers=n) for n in (1, 2))
+    first, second, plain = (
+        predicted(2**17, length=2048, arch=arch)
+        for arch in (one, two, gpt(n_layers=10, d_model=4096, vocab_size=50_000))
+    )
+    for name in 'attention', 'norms':
+        layer = phase(plain, name).seconds / 10
+        assert phase(first, name).seconds == pytest.approx(11 * layer)
+        assert phase(second, name).seconds == pytest.approx(12 * layer)
+    logits = 4 * 2 * 50_000 * 2**17 / (3.35e12 * REACH_GPU.memory)  # written and read, forward and backward
+    assert phase(first, 'head').seconds - phase(plain, 'head').seconds == pytest.approx(logits)
+
+
 def test_the_logits_for_qk_clip_are_a_product_of_all_queries_and_keys_which_gpus_write():
     """32 sequences of 4096 tokens, 10 layers of 32 heads, 128 wide; two devices share the sequences."""
     pairs = 32 * 10 * 32 * 4096**2 / 2

@@ -166,7 +166,7 @@ class _Sizes:
         keys: numbers of the keys that a query head attends to, on average over positions and layers.
         tokens, tokens_here: of a step, over the mesh and per device.
         experts_per_token: that it is sent to, averaged over the layers; 0 for a dense decoder.
-        layers: per device.
+        layers: per device, with those of multi-token prediction.
         hidden: bytes of the hidden states of the tokens of a device.
         matmul_params: parameters of layers that multiply a token.
         in_tables, in_layers, in_experts: parameters that a group over d holds: of the embedding and the unembedding, of
@@ -204,7 +204,7 @@ class _Sizes:
         ]
         self.keys = sum(keys) / arch.n_layers
         self.experts_per_token = arch.experts.experts_per_token * arch.n_expert_layers / arch.n_layers
-        self.layers = arch.n_layers / self.p
+        self.layers = (arch.n_layers + arch.multi_token.n_layers) / self.p
         self.turns = step.all_passes + (self.p - 1) / step.rounds
         self.with_bubble = self.turns / step.all_passes
         self.hidden = _WIDTH * self.tokens_here * arch.d_model
@@ -251,7 +251,7 @@ class _Sizes:
 def _model_flops(sizes: _Sizes) -> float:
     """FLOPs of the model for the tokens of a step, without what is computed again."""
     arch = sizes.arch
-    scores = 12 * sizes.keys * arch.attention.n_heads * arch.n_layers
+    scores = 12 * sizes.keys * arch.attention.n_heads * sizes.layers * sizes.p
     return (6 * (sizes.matmul_params + sizes.unembedding + arch.n_state_products) + scores) * sizes.tokens
 
 
@@ -317,6 +317,7 @@ def _head(sizes: _Sizes) -> Phase:
     arch, step = sizes.arch, sizes.step
     again = step.loss_chunks > 1 or (sizes.p > 1 and step.inputs is None)
     n_bytes = (5 if again else 4) * _WIDTH * arch.padded_vocab_size * sizes.tokens_here / sizes.t / sizes.p
+    n_bytes *= 1 + arch.multi_token.n_layers
     logits = sizes.traffic(n_bytes + step.all_passes * 16 * arch.padded_vocab_size * arch.d_model / sizes.t)
     flops = (8 if again else 6) * sizes.unembedding * sizes.tokens / sizes.devices
     product = sizes.products(flops, float(step.eight_bits is not None and step.eight_bits.head > 0))

@@ -1,17 +1,19 @@
 """How a plan treats each key of a configuration that may change the compiled step: see `keys.yaml`."""
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pretrax.config import RunConfig
 from pretrax.model.choices import DEFAULTS, TransformerOptions, choose
+from pretrax.model.families import families
 from pretrax.tables import read_table
 
 
 @functools.cache
 def treatments() -> dict[str, dict[str, str]]:
-    """{treatment: {dotted key: reason}}. The treatments are 'modelled', 'no_effect' and 'left_out'."""
+    """{treatment: {dotted key: reason}}. The treatments are 'modelled', 'no_effect', 'free' and 'left_out'."""
     table = read_table(Path(__file__).with_name('keys.yaml'))
     table['modelled'] = {'': table['modelled']}
     return {
@@ -21,23 +23,49 @@ def treatments() -> dict[str, dict[str, str]]:
 
 
 def keys_left_out(config: RunConfig) -> list[str]:
-    """The keys that a prediction leaves out and whose value, also from a preset or family, is not the default."""
-    options = config.model.options
-    values, defaults = {}, {}
+    """The keys that a prediction leaves out or counts as free, and whose value, also from a preset or family, is not
+    the default. A key of which only one value is listed has the form KEY=VALUE.
+    """
+    options, defaults = config.model.options, {}
+    values: Mapping[str, Any] = {}
     if isinstance(options, TransformerOptions):
-        values, defaults = choose(options.dotted()), TransformerOptions.model_construct().dotted() | DEFAULTS
+        values = choose(options.dotted())
+        defaults = TransformerOptions.model_construct().dotted() | DEFAULTS | families()['llama']
 
-    def is_set(key: str) -> bool:
+    def is_set(entry: str) -> bool:
+        key, _, only = entry.partition('=')
         section, _, name = key.partition('.')
         if section == 'model':
-            return (values.get(name) or None) != (defaults.get(name) or None)
-        return bool(_value(config, key))
+            value, default = _option(values, name), _option(defaults, name)
+        else:
+            value, default = _value_and_default(config, key)
+        return str(value) == only if only else (value or None) != (default or None)
 
-    return [key for key in treatments()['left_out'] if is_set(key)]
+    return [key for treatment in ('left_out', 'free') for key in treatments()[treatment] if is_set(key)]
 
 
-def _value(config: Any, key: str) -> Any:
-    """The value of a dotted key, or None if its section is None."""
-    for name in key.split('.'):
-        config = getattr(config, name, None)
-    return config
+def left_out_lines(keys: list[str]) -> list[str]:
+    """The lines of a plan that name keys of `keys_left_out`."""
+    free = treatments()['free']
+    named = {'not in the prediction': set(keys) - set(free), 'counted as free': set(keys) & set(free)}
+    return [
+        f'    set, but {what}: {", ".join(filter(which.__contains__, keys))}' for what, which in named.items() if which
+    ]
+
+
+def _option(options: Mapping[str, Any], name: str) -> Any:
+    """An option of the model, which may be an attribute of another one."""
+    if name in options or '.' not in name:
+        return options.get(name)
+    section, _, last = name.rpartition('.')
+    return getattr(_option(options, section), last, None)
+
+
+def _value_and_default(config: RunConfig, key: str) -> tuple[Any, Any]:
+    """The value of a dotted key, and its default; None for a key that the configuration cannot have."""
+    *sections, name = key.split('.')
+    holder = functools.reduce(lambda place, section: getattr(place, section, None), sections, config)
+    if name not in getattr(type(holder), 'model_fields', ()):
+        holder = getattr(holder, 'options', None)
+    fields = getattr(type(holder), 'model_fields', {})
+    return (getattr(holder, name), fields[name].default) if name in fields else (None, None)

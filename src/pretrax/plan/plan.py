@@ -31,7 +31,7 @@ from pretrax.model.axes import AXES, along
 from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
 from pretrax.model.plan import choose_saved
 from pretrax.model.request import ModelRequest
-from pretrax.plan.keys import keys_left_out
+from pretrax.plan.keys import keys_left_out, left_out_lines
 from pretrax.plan.layouts import layouts, sizes_of
 from pretrax.plan.step import compile_ahead
 from pretrax.run.setup import build_model, build_recipe, open_source
@@ -114,7 +114,7 @@ class Plan:
         by_default: its prediction without them; None: not known, or there are none.
         in_halves: its prediction if layers run on two halves of the batch; None: impossible, or not better.
         is_looped: its layers run in a loop on several GPUs, where unrolled ones are faster.
-        left_out: the keys that it sets, and that all predictions leave out.
+        left_out: the keys that it sets, and that all predictions leave out or count as free.
         slow_attention: the kernel of its attention and the reason, if it is not fused; '': it is.
         search: the candidates.
     """
@@ -392,8 +392,7 @@ def report(plan: Plan, shown: int = 5) -> list[str]:
         lines += [f'as configured ({plan.now.written()}):', *_details(plan.now, fits), *_options(plan)]
     if plan.slow_attention:
         lines.append(f'    attention: {plan.slow_attention}; predicted as if the fused kernel ran')
-    if plan.left_out:
-        lines.append(f'    set, but not in the prediction: {", ".join(plan.left_out)}')
+    lines += left_out_lines(plan.left_out)
     fit = [f'{len(plan.found)} of {len(plan.search.tried)} candidates fit; the fastest:']
     why, *tried = fit if plan.found else plan.search.why_none()
     lines += ['', why, *(f'    {line}' for line in tried)]
