@@ -25,7 +25,7 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 import yaml
 
 from pretrax.config import from_values
-from pretrax.cost.devices import GIGA
+from pretrax.cost.devices import GIGA, gpus
 from pretrax.cost.flops import flops_per_token
 from pretrax.cost.topology import Topology, parse_topology
 from pretrax.errors import UserError
@@ -150,9 +150,14 @@ def hardware(row: Row) -> Hardware:
     Raises:
         UserError: the plan does not know it.
     """
-    if row.topology is None:
-        raise UserError(f'the plan does not know {row.chip}')
-    found = Hardware(**vars(parse_topology(row.topology, row.nodes)))
+    topology, nodes = row.topology, row.nodes
+    if topology is None:
+        version = row.chip.lower()
+        if version not in gpus():
+            raise UserError(f'the plan does not know {row.chip}')
+        each = math.gcd(row.chips, 64 if gpus()[version].domain > 8 else 8)  # Megatron-Bridge uses 64 of a rack's 72
+        topology, nodes = f'{version}x{each}', row.chips // each
+    found = Hardware(**vars(parse_topology(topology, nodes)))
     if row.network is not None:
         object.__setattr__(found, 'network', row.network)
     return found

@@ -24,7 +24,6 @@ from published import ABOUT, PUBLISHED
 benchmark = benchmark_script('published')
 ROWS = benchmark.read_rows()
 COMPLETE = [row for row in ROWS if row.incomplete is None]
-NOT_YET = {'GB200', 'GB300', 'B300'}  # in the table, but not in devices.yaml
 # Latent attention, windows or multi-token prediction: the formula of `flops` is too simple.
 SPECIAL = {'deepseek-v3', 'gpt-oss-120b', 'gemma3-12b', 'gemma4-31b'}
 
@@ -78,7 +77,7 @@ def test_every_row_names_its_source_and_is_complete_or_says_why_not():
     assert len({(row.source, row.id) for row in ROWS}) == len(ROWS) > 150
     names = {device.name for device in known()}
     for row in ROWS:
-        assert row.chip in names | NOT_YET, name_of(row)
+        assert row.chip in names, name_of(row)
         assert row.step or row.tokens or row.samples or row.mfu or row.tflops, name_of(row)
         known_sizes = row.batch and row.length and row.sizes.get('vocabulary')
         assert known_sizes or row.incomplete, name_of(row)

@@ -23,6 +23,9 @@ from pretrax.cost.devices import GIB, known, lookup
         ('NVIDIA GH200 480GB', 'GH200 96GB', 989.4e12),
         ('NVIDIA GH200 144G HBM3e', 'GH200 144GB', 989.4e12),
         ('NVIDIA B200', 'B200', 2250e12),
+        ('NVIDIA B300 SXM6 AC', 'B300', 2250e12),
+        ('NVIDIA GB200', 'GB200', 2500e12),
+        ('NVIDIA GB300', 'GB300', 2500e12),
         ('AMD Instinct MI300X', 'MI300X', 1307.4e12),
         ('AMD Instinct MI300X VF', 'MI300X', 1307.4e12),
         ('TPU v4', 'TPU v4', 275e12),
@@ -44,7 +47,7 @@ def test_device_kinds_of_jax(device_kind, name, bf16):
     'device_kind',
     [
         'cpu',
-        'NVIDIA GB200',  # has 'B200' in it, and is another device
+        'NVIDIA GB10',
         'NVIDIA H20',
         'NVIDIA A10G',
         'NVIDIA A100-SXM4-40GB MIG 1g.5gb',
@@ -84,7 +87,7 @@ def test_every_row_is_complete_and_dense():
     for device in known():
         assert 100e12 < device.bf16 < 3000e12, device  # a sparse figure of a B200 would be 4500
         assert device.f32 <= device.bf16, device
-        assert 16 * GIB <= device.memory <= 192 * GIB, device
+        assert 16 * GIB <= device.memory <= 288 * GIB, device
         assert device.bandwidth is not None
         assert 0.8e12 <= device.bandwidth <= 8e12, device
         assert device.source

@@ -1,15 +1,17 @@
 """Predicted times against sums done by hand, and against what was published."""
 
+import dataclasses
 import math
 
 import pytest
 
 from decoders import gpt
-from pretrax.cost.devices import lookup
-from pretrax.cost.roofline import REACH_GPU, REACH_TPU, predict
+from pretrax.cost.devices import Reach, lookup
+from pretrax.cost.roofline import predict
 from pretrax.cost.step_facts import EightBits, StepFacts, UpdateCost
 from pretrax.cost.topology import parse_topology
 
+REACH = Reach(0.8, 0.5, 0.9)  # without latency, so that a sum by hand is short
 H100 = lookup('NVIDIA H100 80GB HBM3')
 # 10 layers of 12 M^2 parameters
 ARCH = gpt(n_layers=10, d_model=4096, n_heads=32, n_kv_heads=32, d_head=128, d_ff=16384, vocab_size=0)
@@ -19,8 +21,13 @@ N_PARAMS = 10 * 12 * 4096**2
 def predicted(tokens, passes=1, mesh=None, arch=ARCH, length=0, n_params=N_PARAMS, **step):
     """The prediction for a batch of `tokens` on H100, eight in a node; of length 0, attention takes no time."""
     n = math.prod((mesh or {}).values())
-    hardware = parse_topology(f'h100x{min(n, 8)}', max(1, n // 8))
-    return predict(arch, n_params, length, StepFacts(mesh or {}, tokens // passes, passes=passes, **step), hardware)
+    facts = StepFacts(mesh or {}, tokens // passes, passes=passes, **step)
+    return predict(arch, n_params, length, facts, reaching(f'h100x{min(n, 8)}', max(1, n // 8)))
+
+
+def reaching(topology, slices=1, **reach):
+    """Hardware that reaches `REACH`, but for some constants."""
+    return dataclasses.replace(parse_topology(topology, slices), reach=dataclasses.replace(REACH, **reach))
 
 
 def phase(prediction, name):
@@ -33,7 +40,7 @@ def test_a_teacher_takes_two_flops_per_parameter_and_token_and_counts_in_mfu():
     alone, taught = (predicted(tokens, mesh={'d': 4}, teacher=teacher) for teacher in (None, half))
     flops = 2 * 5 * 12 * 4096**2 * tokens / 4
     norms = (phase(predicted(tokens, mesh={'d': 4}, arch=half), 'norms').seconds) / 3
-    assert phase(taught, 'teacher').seconds == pytest.approx(flops / (989.4e12 * REACH_GPU.products) + norms)
+    assert phase(taught, 'teacher').seconds == pytest.approx(flops / (989.4e12 * REACH.products) + norms)
     of_student = phase(alone, 'weights and gradients over d').seconds  # gathers twice in bf16, sums in f32
     assert phase(taught, 'weights of the teacher').seconds == pytest.approx(of_student / 8, rel=0.01)
     used = (6 + 2 / 2) * N_PARAMS * tokens
@@ -44,7 +51,7 @@ def test_products_take_six_flops_per_parameter_and_token_and_eight_if_computed_a
     """The last product of a layer, a third of the parameters here, is not needed again."""
     tokens = 2**17
     plain, again = (predicted(tokens, saved=saved) for saved in (None, {}))
-    seconds = 6 * 10 * 12 * 4096**2 * tokens / (989.4e12 * REACH_GPU.products)
+    seconds = 6 * 10 * 12 * 4096**2 * tokens / (989.4e12 * REACH.products)
     assert phase(plain, 'products').seconds == pytest.approx(seconds)
     assert phase(again, 'products').seconds == pytest.approx(seconds * (6 + 2 * 2 / 3) / 6)
     assert plain.mfu == pytest.approx(6 * N_PARAMS * tokens / (989.4e12 * plain.seconds))
@@ -54,11 +61,11 @@ def test_products_in_eight_bits_take_the_time_of_their_peak_and_of_rounding():
     """Half of the products in fp8, at 1,978.9 TFLOP/s; A100 has no units for it."""
     tokens = 2**17
     eight = EightBits('fp8', N_PARAMS / 2, 1000, 0)
-    seconds = 6 * N_PARAMS / 2 * tokens * (1 / 989.4e12 + 1 / 1978.9e12) / REACH_GPU.products
+    seconds = 6 * N_PARAMS / 2 * tokens * (1 / 989.4e12 + 1 / 1978.9e12) / REACH.products
     some = predicted(tokens, eight_bits=eight)
     assert phase(some, 'products').seconds == pytest.approx(seconds)
     rounded = (2 + 2 + 1) * 1000 * tokens + 2 * (4 + 4 + 1) * N_PARAMS / 2
-    assert phase(some, 'rounding').seconds == pytest.approx(rounded / (3350e9 * REACH_GPU.memory))
+    assert phase(some, 'rounding').seconds == pytest.approx(rounded / (3350e9 * REACH.memory))
     a100 = lookup('NVIDIA A100-SXM4-80GB')
     assert a100 is not None
     assert a100.peak('fp8') == a100.peak('bf16')
@@ -83,8 +90,8 @@ def test_a_loss_in_chunks_computes_the_unembedding_once_more():
     tokens = 2**16
     arch = ARCH.replace({'vocab_size': 32_000, 'padded_vocab_size': 32_000})
     whole, parts = (predicted(tokens, arch=arch, loss_chunks=chunks) for chunks in (1, 8))
-    product = 2 * arch.vocab_size * arch.d_model * tokens / (H100.peak('bf16') * REACH_GPU.products)
-    logits = 2 * arch.vocab_size * tokens / (H100.bandwidth * REACH_GPU.memory)
+    product = 2 * arch.vocab_size * arch.d_model * tokens / (H100.peak('bf16') * REACH.products)
+    logits = 2 * arch.vocab_size * tokens / (H100.bandwidth * REACH.memory)
     assert phase(parts, 'head').seconds - phase(whole, 'head').seconds == pytest.approx(product + logits)
 
 
@@ -131,7 +138,7 @@ def test_sums_of_gradients_wait_on_tpus_that_do_not_hide_them():
     """v4 all-reduces them, which sends them twice; v5p scatters them on its SparseCores while it computes."""
     v4, v5p = (
         predict(ARCH, N_PARAMS, 0, StepFacts({'d': 64}, 2**20), topology)
-        for topology in map(parse_topology, ('v4:4x4x4', 'v5p:4x4x4'))
+        for topology in map(reaching, ('v4:4x4x4', 'v5p:4x4x4'))
     )
     sums = 2 * 4 * N_PARAMS * 63 / 64 / (3 * 2 * 4.5e10)
     assert v4.exposed == pytest.approx(sums, rel=0.05)
@@ -147,7 +154,7 @@ def test_the_bubble_is_p_minus_one_over_the_passes():
 def test_attention_counts_two_products_forward_and_five_backward():
     some = predicted(2**17, length=2048)
     flops = 2 * 2 * 1024 * 4096 * 2**17 * 10  # scores and values, forward, over all layers
-    assert phase(some, 'attention').seconds == pytest.approx(3.5 * flops / (989.4e12 * REACH_GPU.attention))
+    assert phase(some, 'attention').seconds == pytest.approx(3.5 * flops / (989.4e12 * REACH.attention))
 
 
 def test_a_module_of_multi_token_prediction_has_attention_norms_and_logits_of_its_own():
@@ -168,10 +175,10 @@ def test_the_logits_for_qk_clip_are_a_product_of_all_queries_and_keys_which_gpus
     """32 sequences of 4096 tokens, 10 layers of 32 heads, 128 wide; two devices share the sequences."""
     pairs = 32 * 10 * 32 * 4096**2 / 2
     on_gpus = phase(predicted(2**17, length=4096, mesh={'d': 2}, clips_logits=True), 'logits')
-    assert on_gpus.seconds == on_gpus.exposed == pytest.approx(2 * 4 * pairs / (3350e9 * REACH_GPU.memory))
+    assert on_gpus.seconds == on_gpus.exposed == pytest.approx(2 * 4 * pairs / (3350e9 * REACH.memory))
     facts = StepFacts({'d': 2}, 2**17, clips_logits=True)
-    on_tpus = phase(predict(ARCH, N_PARAMS, 4096, facts, parse_topology('v5p:2x1x1')), 'logits')
-    assert on_tpus.seconds == pytest.approx(2 * 128 * pairs / (459e12 * REACH_TPU.products))
+    on_tpus = phase(predict(ARCH, N_PARAMS, 4096, facts, reaching('v5p:2x1x1')), 'logits')
+    assert on_tpus.seconds == pytest.approx(2 * 128 * pairs / (459e12 * REACH.products))
 
 
 def test_activations_over_t_are_ten_arrays_per_layer_and_eleven_if_recomputed():

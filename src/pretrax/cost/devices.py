@@ -21,6 +21,30 @@ GIGA, TERA = 1e9, 1e12
 
 
 @dataclasses.dataclass(frozen=True)
+class Reach:
+    """What programs reach of the peak rates of a device, and what the peaks leave out.
+
+    Attributes:
+        products, attention, memory: shares of the peak of products, of products in attention, and of the bandwidth.
+        links, network: shares of the bandwidth inside a slice or node, and between them.
+        hop, far_hop: seconds by which a collective takes longer for each device that its data passes in a slice or
+            node, and in another one.
+        launch: seconds in which a layer starts its kernels, in a forward and backward pass.
+        beside: share of the time of hidden communication by which it slows the work that hides it.
+    """
+
+    products: float
+    attention: float
+    memory: float
+    links: float = 1.0
+    network: float = 1.0
+    hop: float = 0.0
+    far_hop: float = 0.0
+    launch: float = 0.0
+    beside: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Device:
     """Peak rates of one JAX device: FLOP/s for matrix products, memory in bytes, memory bandwidth in bytes/s."""
 
@@ -33,6 +57,7 @@ class Device:
     source: str  # the document with these numbers, or how they were measured
     int8: float | None = None  # None: there are no units for it, or XLA does not use them
     fp8: float | None = None
+    reach: Reach = Reach(1.0, 1.0, 1.0)
 
     def peak(self, compute: str) -> float:
         """FLOP/s for matrix products in a compute dtype: 'bf16' or 'fp16', which are equally fast, or 'f32'.
@@ -86,6 +111,7 @@ class Gpu:
     l2: int  # bytes
     clock: float  # GHz
     shared: int  # bytes of shared memory per block
+    domain: int = 8  # GPUs that NVLink connects
 
 
 @functools.cache
@@ -106,6 +132,7 @@ def _devices() -> dict[str, Device]:
             row['host'] * GIGA,
             row['source'],
             *(row[kind] * TERA if kind in row else None for kind in ('int8', 'fp8')),
+            reach=Reach(**_tables()['reach'][row['reach']]),
         )
         for name, row in _tables()['devices'].items()
     }

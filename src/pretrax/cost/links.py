@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrax.cost.devices import GIGA, Link, machines
+from pretrax.cost.devices import GIGA, Link, Reach, machines
 from pretrax.cost.topology import Topology
 from pretrax.model.axes import OUTSIDE_IN
 
@@ -65,10 +65,15 @@ class Network:
         topology: the hardware.
         places: of each device in the order of the mesh, its slice or node and its coordinates there; None: in the order
             of the mesh the devices fill the slices one after the other, each with the last dimension first.
+        reach: what collectives reach; None: all of the bandwidth, without latency.
     """
 
-    def __init__(self, topology: Topology, places: Sequence[Sequence[int]] | None = None) -> None:
-        self.link, self.is_tpu, self.shape = link_of(topology), topology.platform == 'tpu', topology.shape
+    def __init__(
+        self, topology: Topology, places: Sequence[Sequence[int]] | None = None, reach: Reach | None = None
+    ) -> None:
+        self.reach, link = reach or Reach(1.0, 1.0, 1.0), link_of(topology)
+        self.link = Link(self.reach.links * link.inside, self.reach.network * link.between, link.source)
+        self.is_tpu, self.shape = topology.platform == 'tpu', topology.shape
         sizes = (topology.slices, *topology.shape)
         self.per_chip = topology.n_devices // math.prod(sizes)  # 2 of tpu7x, at one place
         if places is None:
@@ -77,7 +82,7 @@ class Network:
         self.closed = closed_rings(topology)
 
     def transfer(
-        self, kind: str, group: Sequence[int], n_bytes: float, rings: int | None = None
+        self, kind: str, group: Sequence[int], n_bytes: float, rings: int | None = None, runs: float = 1
     ) -> tuple[float, frozenset[str]]:
         """Seconds of a collective, and the names of the links that it uses, such as 'x+' for one direction of a
         dimension.
@@ -88,7 +93,28 @@ class Network:
                 turn.
             n_bytes: `Collective.bytes`.
             rings: that a TPU uses at once, each in one direction; None: as many as it can.
+            runs: collectives that send these bytes together.
         """
+        seconds, links = self._transfer(kind, group, n_bytes, rings)
+        return seconds + runs * self._latency(kind, group), links
+
+    def _latency(self, kind: str, group: Sequence[int]) -> float:
+        """Seconds that a collective takes without bytes. Data passes all other devices of a ring; of a torus, those of
+        each of its dimensions. NCCL's sums pass a tree of the nodes.
+        """
+        places = self.places[np.array(group) % len(self.places)]
+        nodes = len(np.unique(places[:, 0]))
+        far = math.ceil(math.log2(nodes)) if kind == 'all-reduce' and not self.is_tpu else nodes - 1
+        if kind not in ('all-gather', 'reduce-scatter', 'all-reduce'):
+            return self.reach.far_hop if far else self.reach.hop
+        inside = places[places[:, 0] == places[0, 0], 1:]
+        near = sum(len(np.unique(along)) - 1 for along in inside.T) if self.is_tpu else len(group) - nodes
+        return (2 if kind == 'all-reduce' else 1) * (near * self.reach.hop + far * self.reach.far_hop)
+
+    def _transfer(
+        self, kind: str, group: Sequence[int], n_bytes: float, rings: int | None
+    ) -> tuple[float, frozenset[str]]:
+        """`transfer` without latency."""
         places = self.places[np.array(group) % len(self.places)]
         if kind == 'collective-permute':
             return self._permute(places.reshape(-1, 2, places.shape[1]), n_bytes)
@@ -126,7 +152,7 @@ class Network:
         seconds, links = wire_bytes(kind, n_bytes / members, slices) / self.link.between, frozenset({'network'})
         if members > 1:
             of = self.places[np.array(group) % len(self.places), 0]
-            inside, more = self.transfer(kind, [group[int(k)] for k in np.flatnonzero(of == of[0])], n_bytes)
+            inside, more = self._transfer(kind, [group[int(k)] for k in np.flatnonzero(of == of[0])], n_bytes, None)
             seconds, links = seconds + inside, links | more
         return seconds, links
 
@@ -190,14 +216,16 @@ class MeshNetwork:
         self.sizes = {axis: mesh.get(axis, 1) for axis in OUTSIDE_IN}
         self.network = _mesh_network(topology, tuple(self.sizes.values()))
 
-    def seconds(self, kind: str, axes: Sequence[str], n_bytes: float, rings: int | None = None) -> float:
+    def seconds(
+        self, kind: str, axes: Sequence[str], n_bytes: float, rings: int | None = None, runs: float = 1
+    ) -> float:
         """Seconds of a collective over some axes.
 
         Args:
             kind: one of `hlo.KINDS`. A 'collective-permute' sends to the next device along the axes.
             axes: of the mesh, such as 'd' or 'dt'.
             n_bytes: as in `Network.transfer`.
-            rings: as in `Network.transfer`.
+            rings, runs: as in `Network.transfer`.
         """
         n = math.prod(self.sizes[axis] for axis in axes)
         if n == 1:
@@ -209,21 +237,22 @@ class MeshNetwork:
             group = np.stack([lines, np.roll(lines, -1, axis=1)], axis=-1).reshape(-1)
         else:
             group = lines[0]
-        return self.network.transfer(kind, group.tolist(), n_bytes, rings)[0]
+        return self.network.transfer(kind, group.tolist(), n_bytes, rings, runs)[0]
 
 
 @functools.lru_cache(maxsize=1024)
 def _mesh_network(topology: Topology, sizes: tuple[int, ...]) -> Network:
     """The network with the devices in the order of a mesh whose axes have these sizes, the outermost first."""
-    r, slices = sizes[0], topology.slices
+    r, slices, reach = sizes[0], topology.slices, topology.device.reach
     if topology.platform != 'tpu' or r % slices:  # run/placement.py: then in the order of slices and hosts
-        return Network(topology)
+        return Network(topology, reach=reach)
     per_chip = topology.n_devices // slices // math.prod(topology.shape)  # 2 of tpu7x
     order = _dimensions_inside_out(topology.shape, [*sizes[:0:-1], r // slices])[::-1]
     sides = [topology.shape[k] for k in order]
     at = np.stack(np.unravel_index(np.arange(math.prod(sides) * per_chip) // per_chip, sides), axis=1)
     inside = at[:, np.argsort(order)]
-    return Network(topology, np.concatenate([np.insert(inside, 0, k, axis=1) for k in range(slices)]).tolist())
+    places = np.concatenate([np.insert(inside, 0, k, axis=1) for k in range(slices)]).tolist()
+    return Network(topology, places, reach)
 
 
 def _dimensions_inside_out(shape: Sequence[int], sizes: Sequence[int]) -> list[int]:

@@ -41,29 +41,13 @@ from pretrax.cost.exposed import Exposed, exposed_on
 from pretrax.cost.flops import causal_keys
 from pretrax.cost.links import MeshNetwork
 from pretrax.cost.saved import offloaded_activations, repeated_products, repeated_share
-from pretrax.cost.step_facts import StepFacts
+from pretrax.cost.step_facts import BYTES, StepFacts
 from pretrax.cost.teacher import n_params as params_of
 from pretrax.cost.topology import Topology
 from pretrax.model.architecture import CHUNK, Architecture
 from pretrax.model.axes import AXES
 from pretrax.model.exchange import ROOM
 
-
-@dataclasses.dataclass(frozen=True)
-class Reach:
-    """Share of the peak that is reached in practice: by products, by attention, and of the memory bandwidth."""
-
-    products: float
-    attention: float
-    memory: float
-
-
-# H200: 770 to 800 of 989 TFLOP/s in an 8192^3 product; cuDNN, 128 wide, causal, 591 forward and 474 backward at 4096
-# tokens (NVIDIA's figures); copies at 4.3 of 4.8 TB/s. TPU: large products nearly fill the systolic array, and
-# attention waits for the vector unit.
-REACH_GPU = Reach(0.79, 0.52, 0.9)
-REACH_TPU = Reach(0.92, 0.45, 0.9)
-_WIDTH = 2  # bytes of bf16
 _BEHIND = 0.25  # share of the products of a layer that do not depend on its collectives over t
 BUBBLE = 'pipeline bubble'
 
@@ -136,6 +120,7 @@ def predict(
         elementwise,
         _head(sizes),
         _rounding(sizes),
+        _launches(sizes),
         *_optimizer(sizes),
         *_host_link(sizes, products.seconds + attention.seconds + elementwise.seconds),
         _over_d(sizes, products.seconds + attention.seconds + elementwise.seconds),
@@ -152,6 +137,7 @@ def predict(
         of_teacher = _Sizes(step.teacher, params_of(step.teacher), sequence_length, forward, topology, shares)
         phases += _teacher(of_teacher)
         flops += _model_flops(of_teacher) / 3
+    phases.append(_slowed(sizes, phases))
     if sizes.p > 1:
         phases.append(_bubble(sizes, phases))
     seconds = sum(phase.exposed for phase in phases)
@@ -189,7 +175,7 @@ class _Sizes:
         self.arch, self.device, self.step = arch, topology.device, step
         self.sequence_length = sequence_length
         self.is_tpu = topology.platform == 'tpu'
-        self.reach = REACH_TPU if self.is_tpu else REACH_GPU
+        self.reach = topology.device.reach
         self.network = MeshNetwork(topology, step.mesh)
         self.shares = shares or exposed_on(topology.device, topology.slices)
         self.r, self.d, self.e, self.c, self.t, self.p = (step.mesh.get(axis, 1) for axis in AXES)
@@ -207,7 +193,8 @@ class _Sizes:
         self.layers = (arch.n_layers + arch.multi_token.n_layers) / self.p
         self.turns = step.all_passes + (self.p - 1) / step.rounds
         self.with_bubble = self.turns / step.all_passes
-        self.hidden = _WIDTH * self.tokens_here * arch.d_model
+        self.width = BYTES[step.compute]
+        self.hidden = self.width * self.tokens_here * arch.d_model
         self.unembedding = arch.padded_vocab_size * arch.d_model
         self.matmul_params = arch.n_matmul_params - self.unembedding
         tables = self.unembedding * (1 if arch.embedding.tied else 2)
@@ -225,7 +212,7 @@ class _Sizes:
     def products(self, flops: float, in_eight_bits: float = 0.0) -> float:
         """The seconds that products take if a share of their FLOPs is in eight bits."""
         eight = self.step.eight_bits
-        inverse = (1 - in_eight_bits) / self.device.peak('bf16')
+        inverse = (1 - in_eight_bits) / self.device.peak(self.step.compute)
         if eight is not None:
             inverse += in_eight_bits / self.device.peak(eight.kind)
         return flops * inverse / self.reach.products
@@ -235,17 +222,17 @@ class _Sizes:
         assert self.device.bandwidth is not None
         return n_bytes / (self.device.bandwidth * self.reach.memory)
 
-    def gather(self, axis: str, n_bytes: float, rings: int | None = None) -> float:
-        """Seconds to gather or scatter `n_bytes` over an axis."""
-        return self.network.seconds('all-gather', axis, n_bytes, rings)
+    def gather(self, axis: str, n_bytes: float, rings: int | None = None, runs: float = 1) -> float:
+        """Seconds to gather or scatter `n_bytes` over an axis, in some runs."""
+        return self.network.seconds('all-gather', axis, n_bytes, rings, runs)
 
-    def all_reduce(self, axis: str, n_bytes: float) -> float:
-        """Seconds to sum `n_bytes` over an axis."""
-        return self.network.seconds('all-reduce', axis, n_bytes)
+    def all_reduce(self, axis: str, n_bytes: float, runs: float = 1) -> float:
+        """Seconds to sum `n_bytes` over an axis, in some runs."""
+        return self.network.seconds('all-reduce', axis, n_bytes, runs=runs)
 
-    def exchange(self, axis: str, n_bytes: float) -> float:
-        """Seconds in which each device of an axis sends equal parts of its `n_bytes` to the others."""
-        return self.network.seconds('all-to-all', axis, n_bytes)
+    def exchange(self, axis: str, n_bytes: float, runs: float = 1) -> float:
+        """Seconds in which each device of an axis sends equal parts of its `n_bytes` to the others, in some runs."""
+        return self.network.seconds('all-to-all', axis, n_bytes, runs=runs)
 
 
 def _model_flops(sizes: _Sizes) -> float:
@@ -268,7 +255,7 @@ def _rounding(sizes: _Sizes) -> Phase:
     """To eight bits: a value is read for the scale, read again, and written; weights, which are f32, twice."""
     eight, seconds = sizes.step.eight_bits, 0.0
     if eight is not None:
-        values = (2 * _WIDTH + 1) * eight.values * sizes.tokens_here
+        values = (2 * sizes.width + 1) * eight.values * sizes.tokens_here
         weights = 2 * (2 * 4 + 1) * (eight.params + eight.head) * sizes.step.all_passes
         seconds = sizes.traffic((values + weights) / sizes.t / sizes.p)
     return _work('rounding to eight bits', seconds, 'memory')
@@ -309,14 +296,14 @@ def _elementwise(sizes: _Sizes) -> Phase:
     mixers = (attention + linear * arch.n_recurrent_layers) / arch.n_layers
     values = 10 * arch.d_model + feed_forward + mixers
     times = 3 + repeated_share(arch, sizes.step)
-    n_bytes = _WIDTH * values * sizes.tokens_here / sizes.t * sizes.layers * times
+    n_bytes = sizes.width * values * sizes.tokens_here / sizes.t * sizes.layers * times
     return _work('norms, activations, rotation', sizes.traffic(n_bytes), 'memory')
 
 
 def _head(sizes: _Sizes) -> Phase:
     arch, step = sizes.arch, sizes.step
     again = step.loss_chunks > 1 or (sizes.p > 1 and step.inputs is None)
-    n_bytes = (5 if again else 4) * _WIDTH * arch.padded_vocab_size * sizes.tokens_here / sizes.t / sizes.p
+    n_bytes = (5 if again else 4) * sizes.width * arch.padded_vocab_size * sizes.tokens_here / sizes.t / sizes.p
     n_bytes *= 1 + arch.multi_token.n_layers
     logits = sizes.traffic(n_bytes + step.all_passes * 16 * arch.padded_vocab_size * arch.d_model / sizes.t)
     flops = (8 if again else 6) * sizes.unembedding * sizes.tokens / sizes.devices
@@ -348,6 +335,17 @@ def _host_link(sizes: _Sizes, hidden_by: float) -> Iterator[Phase]:
     yield Phase('activations in host memory', seconds, max(0.0, seconds - hidden_by), 'host')
 
 
+def _launches(sizes: _Sizes) -> Phase:
+    passes = sizes.turns * (1 + repeated_share(sizes.arch, sizes.step) / 3)
+    return _work('launches', sizes.reach.launch * sizes.layers * passes, 'launches')
+
+
+def _slowed(sizes: _Sizes, phases: Iterable[Phase]) -> Phase:
+    """Hidden communication takes units and memory bandwidth from the work that hides it."""
+    hidden = sum(phase.seconds - phase.exposed for phase in phases)
+    return _work('work beside communication', sizes.reach.beside * hidden, 'memory')
+
+
 def _work(name: str, seconds: float, bound: str) -> Phase:
     return Phase(name, seconds, seconds, bound)
 
@@ -358,21 +356,23 @@ def _over_d(sizes: _Sizes, hidden_by: float) -> Phase:
     beside = '_beside_t' if sizes.t > 1 else ''
     is_alone = sizes.e * sizes.c * sizes.t * sizes.p == 1
 
-    def exposed_seconds(what: str, n_bytes: float, times: float) -> tuple[float, float]:
-        """Seconds, and those of them that are exposed."""
+    def exposed_seconds(what: str, n_bytes: float, times: float, runs: float = 1) -> tuple[float, float]:
+        """Seconds, and those of them that are exposed; each time in some runs."""
         twice = 2 if what in shares.all_reduced else 1
         rings = 2 if is_alone and what in shares.one_ring else None
-        seconds = times * twice * sizes.gather('d', n_bytes, rings)
+        seconds = times * twice * sizes.gather('d', n_bytes, rings, runs)
         return seconds, getattr(shares, what) * seconds
 
     # A stage that is recomputed runs forward once more before each of its layers does.
     width = 2 if step.reduction == 'bf16_r_d' else 4
     gathers = 3 if step.recomputes and sizes.p > 1 else 2
     parts = [
-        exposed_seconds('tables', _WIDTH * sizes.in_tables, step.passes),
+        exposed_seconds('tables', sizes.width * sizes.in_tables, step.passes),
         exposed_seconds('table_sums', width * sizes.in_tables, step.passes),
-        exposed_seconds(f'gathers{beside}', gathers * _WIDTH * sizes.in_layers, sizes.turns),
-        exposed_seconds(f'sums{beside}', width * sizes.in_layers, sizes.turns),
+        exposed_seconds(
+            f'gathers{beside}', gathers * sizes.width * sizes.in_layers, sizes.turns, gathers * sizes.layers
+        ),
+        exposed_seconds(f'sums{beside}', width * sizes.in_layers, sizes.turns, sizes.layers),
     ]
     seconds = sum(seconds for seconds, _ in parts)
     exposed = (
@@ -389,7 +389,8 @@ def _over_t(sizes: _Sizes, work: float) -> Phase:
     behind = _BEHIND
     if (parts := sizes.step.batch_parts) > 1:
         share, behind = sizes.shares.t_in_parts, 1 - 1 / parts
-    seconds = sizes.gather('t', (per_layer * sizes.layers * sizes.with_bubble + 4) * sizes.hidden)
+    arrays = per_layer * sizes.layers * sizes.with_bubble + 4
+    seconds = sizes.gather('t', arrays * sizes.hidden, runs=arrays * sizes.step.all_passes)
     return Phase('activations over t', seconds, max(share * seconds, seconds - behind * work), 't')
 
 
@@ -406,11 +407,11 @@ def _columns_over_c(sizes: _Sizes, attention: float) -> Phase:
     arch, c = sizes.arch, sizes.c
     values, heads = sizes.layers * sizes.tokens_here / sizes.t, arch.attention.n_heads * arch.mean_d_head
     if sizes.step.context == 'ring':  # the gradients that travel with the keys are f32
-        per_hop = 2 * _WIDTH * (2 + sizes.step.attends_twice) + 8
+        per_hop = 2 * sizes.width * (2 + sizes.step.attends_twice) + 8
         seconds = sizes.network.seconds('collective-permute', 'c', c * per_hop * values * arch.mean_kv_width)
     else:
         times = 4 + 2 * sizes.step.attends_twice
-        seconds = sizes.exchange('c', times * _WIDTH * values * (heads + arch.mean_kv_width))
+        seconds = sizes.exchange('c', times * sizes.width * values * (heads + arch.mean_kv_width))
     seconds *= sizes.with_bubble
     return Phase('heads and columns over c', seconds, max(sizes.shares.c * seconds, seconds - attention), 'c')
 
@@ -428,7 +429,7 @@ def _activations_over_p(sizes: _Sizes) -> Phase:
 def _gradients_over_r(sizes: _Sizes) -> Phase:
     shares = sizes.shares
     width = 4 if sizes.step.reduction == 'f32' else 2
-    seconds = sizes.all_reduce('r', width * (sizes.in_tables + sizes.in_layers) / sizes.d)
+    seconds = sizes.all_reduce('r', width * (sizes.in_tables + sizes.in_layers) / sizes.d, sizes.layers + 1)
     tables = sizes.all_reduce('r', width * sizes.in_tables / sizes.d)
     one_pass = sizes.step.all_passes == 1
     of_layers = max(shares.layer_copies, 1 / sizes.layers) if one_pass else shares.copies
@@ -454,10 +455,10 @@ def _teacher(sizes: _Sizes) -> Iterator[Phase]:
     """The forward pass of a teacher. Layers are a third of those of training, without what these compute again."""
     attention = _attention(sizes).seconds / (4.5 if sizes.is_tpu else 3.5)  # of 2 products forward, and 5 or 7 backward
     layers = (_products(sizes).seconds + _elementwise(sizes).seconds) / 3 + attention
-    logits = 2 * 2 * _WIDTH * sizes.arch.padded_vocab_size * sizes.tokens_here / sizes.t  # written and read, twice
+    logits = 2 * 2 * sizes.width * sizes.arch.padded_vocab_size * sizes.tokens_here / sizes.t  # written and read, twice
     head = sizes.products(4 * sizes.unembedding * sizes.tokens / sizes.devices) + sizes.traffic(logits)
     yield _work('teacher, forward', layers + head, 'products')
-    over_d = sizes.step.passes * sizes.gather('d', _WIDTH * (sizes.in_tables + sizes.in_layers))
+    over_d = sizes.step.passes * sizes.gather('d', sizes.width * (sizes.in_tables + sizes.in_layers))
     yield Phase('weights of the teacher over d', over_d, sizes.shares.gathers * over_d, 'd')
     over_t = sizes.gather('t', (4 * sizes.layers + 2) * sizes.hidden)
     yield Phase('activations of the teacher over t', over_t, sizes.shares.t * over_t, 't')

@@ -3,6 +3,7 @@
 v5e-256, v6e-64        TPU slices by chips; v4-64, v5p-128, tpu7x-64 by cores, two per chip
 v5e:16x16, v5p:4x4x4   TPU slices by shape
 h200, a100, h100x8     one NVIDIA GPU; a node of eight; `slices` is the number of nodes
+gb200x72, gb300x64     GPUs of a rack that NVLink connects
 a3-high, 'dgx-h100 x4' a machine of eight GPUs by its name; four of them
 """
 
@@ -15,7 +16,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from pretrax.cost.devices import Device, Gpu, Tpu, gpus, lookup, machines, tpus
+from pretrax.cost.devices import Device, Gpu, Reach, Tpu, gpus, lookup, machines, tpus
 from pretrax.errors import UserError
 
 # Slices of up to 256 chips in two dimensions, and of fewer than 64 chips in three.
@@ -36,6 +37,7 @@ class Topology:
         shape: shape of a slice; of a node for GPUs, such as (8,).
         slices: number of slices or nodes, which a slow network connects.
         machine: one of `machines()`; '' if it was not named.
+        reach: instead of that of the device.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Topology:
     shape: tuple[int, ...]
     slices: int
     machine: str = ''
+    reach: Reach | None = None
 
     @property
     def target(self) -> Tpu | Gpu:
@@ -61,7 +64,8 @@ class Topology:
     @property
     def device(self) -> Device:
         """Its row in the device table."""
-        return self.target.device
+        device = self.target.device
+        return dataclasses.replace(device, reach=self.reach) if self.reach else device
 
     @property
     def memory(self) -> int:
@@ -117,10 +121,11 @@ def parse_topology(name: str, slices: int = 1) -> Topology:
     version, separator, size = re.fullmatch(r'(.*?)(?:([-:])(.*))?', plain).groups('')  # type: ignore[union-attr]
     version = _ALSO.get(version, version)
     if gpu := re.fullmatch(rf'({"|".join(gpus())})(?:x(\d+))?', plain):
-        here = int(gpu[2] or 1)
-        if here not in (1, 2, 4, 8):
+        here, domain = int(gpu[2] or 1), gpus()[gpu[1]].domain
+        if here not in (1, 2, 4, 8) and (here % 4 or not 0 < here <= domain):
+            more = f', or up to {domain} in steps of 4' if domain > 8 else ''
             raise UserError(
-                f'--topology {name}: a node has 1, 2, 4 or 8 GPUs\nfor more, give --slices, the number of nodes'
+                f'--topology {name}: a node has 1, 2, 4 or 8 GPUs{more}\nfor more, give --slices, the number of nodes'
             )
         return Topology(plain, gpu[1], (here,), slices)
     if machine := re.fullmatch(rf'({"|".join(machines())})(?: ?x ?(\d+))?', plain):
