@@ -167,7 +167,7 @@ def test_a_module_of_multi_token_prediction_has_attention_norms_and_logits_of_it
         layer = phase(plain, name).seconds / 10
         assert phase(first, name).seconds == pytest.approx(11 * layer)
         assert phase(second, name).seconds == pytest.approx(12 * layer)
-    logits = 4 * 2 * 50_000 * 2**17 / (3.35e12 * REACH_GPU.memory)  # written and read, forward and backward
+    logits = 4 * 2 * 50_000 * 2**17 / (3.35e12 * REACH.memory)  # written and read, forward and backward
     assert phase(first, 'head').seconds - phase(plain, 'head').seconds == pytest.approx(logits)
 
 
