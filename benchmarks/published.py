@@ -223,7 +223,7 @@ def planned(row: Row) -> tuple[Planner, Candidate]:
     choices = UNSTATED if row.recompute is None else (saved(row.recompute),)
     planner = Planner(from_values(values(row, choices[0])), where, lambda text: None)
     stated = planner.as_configured()
-    every = [stated, *(planner.candidate(stated.mesh, stated.micro, save) for save in choices[1:])]
+    every = [stated, *(planner.candidate(planner.choice(stated.mesh, stated.micro, save)) for save in choices[1:])]
     fits = [one for one in every if one.memory.total <= where.memory] or every[-1:]
     return planner, min(fits, key=lambda one: one.prediction.seconds)
 

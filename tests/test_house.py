@@ -120,6 +120,7 @@ SPINE = ('cli/train.py', 'run/loop.py', 'train/step.py', 'model/transformer.py')
 # Modules without a test of their own name, by the test that runs them.
 TESTED_BY = {
     'plan/test_auto.py': 'run/micro_batch',
+    'plan/test_layouts.py': 'plan/candidate',
     'train/test_optimizer.py': 'train/muon',
     'train/test_matrices.py': 'model/nnx_matrices',
     'plan/test_saved.py': 'plan/step system/software',

@@ -293,9 +293,10 @@ def test_options_that_do_not_fit_the_data_are_refused(options, message):
             {'n_layers': 1, 'd_model': 36, 'n_heads': 3, 'd_ff': 48}, 15, (1, 1, 3),
             r'the padded vocabulary = 128 is not divisible by mesh.t = 3\nuse mesh.t=1',
         ),
-        (LATENT, 16, (1, 8, 1), r'model.attention.latent.kv_rank = 12 is not divisible by mesh.d = 8\nuse mesh.d=4'),
+        (LATENT, 16, (1, 8, 1),
+        r'model.attention.latent.kv_rank = 12 is not divisible by mesh.d = 8\nuse mesh.d=4 mesh.r=2'),
         (LLAMA | {'d_model': 36, 'd_head': 8}, 16, (1, 8, 1),
-        r'd_model = 36 is not divisible by mesh.d = 8\nuse mesh.d=4'),
+        r'd_model = 36 is not divisible by mesh.d = 8\nuse mesh.d=4 mesh.r=2'),
         (
             {'family': 'gpt2', 'n_layers': 1, 'd_model': 32, 'n_heads': 4, 'max_sequence_length': 17}, 16, (1, 1, 2),
             'max_sequence_length=18',

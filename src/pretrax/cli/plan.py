@@ -26,14 +26,14 @@ def plan(
 
     jax.config.update('jax_platforms', 'cpu')  # a plugin must not look for a TPU or GPU that is not here
     from pretrax.plan.auto import settled
-    from pretrax.plan.plan import make_plan, report
+    from pretrax.plan.compiled_facts import CompiledFacts
+    from pretrax.plan.plan import make_plan, report, verified
 
     loaded = settled(loaded, print, hardware)
-    found = make_plan(loaded, hardware, print)
+    compiled = CompiledFacts(loaded, hardware, print)
+    found = make_plan(loaded, hardware, print, compiled)
     print('\n'.join(report(found)))
     if verify:
-        from pretrax.plan.plan import verified
-
         print()
-        for line in verified(loaded, hardware, found):
+        for line in verified(loaded, hardware, found, compiled):
             print(line, flush=True)

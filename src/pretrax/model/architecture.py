@@ -352,7 +352,8 @@ class Architecture(DecoderOptions):
                 if size % mesh[axis]:
                     fits = math.gcd(mesh[axis], *sizes.values())  # a divisor of the axis: the others keep their sizes
                     problem = f'{name} = {size} is not divisible by mesh.{axis} = {mesh[axis]}'
-                    raise UserError(f'{problem}\nuse mesh.{axis}={fits}')
+                    copies = f' mesh.r={mesh["r"] * mesh[axis] // fits}' if axis == 'd' else ''
+                    raise UserError(f'{problem}\nuse mesh.{axis}={fits}{copies}')
         if self.positions == 'learned' and self.max_sequence_length % t:
             raise UserError(
                 f'model.max_sequence_length = {self.max_sequence_length} is not divisible by mesh.t = {t}\n'

@@ -16,7 +16,8 @@ from pretrax.config import RunConfig, diff, may_change_on_resume, read_resolved,
 from pretrax.config.batch import common_sequences
 from pretrax.cost.topology import Topology, topology_of
 from pretrax.errors import Report, UserError
-from pretrax.plan.plan import Candidate, Planner
+from pretrax.plan.candidate import Candidate
+from pretrax.plan.plan import Planner
 from pretrax.run.devices import available_devices, device_memory, simulate_cpus
 from pretrax.run.micro_batch import measured_micro
 from pretrax.run.processes import join_processes
@@ -124,7 +125,9 @@ def _best(planner: Planner, only: dict[str, int], config: RunConfig) -> Candidat
         return search.found[0]
     why, *more = search.why_none()
     lines = [f'mesh and batch.micro: {why} {planner.hardware}', *more]
-    fix = 'use more devices, model.save=none, a smaller batch.sequence_length, or optimizer.name=lion'
+    fix = 'use more devices, a smaller batch.sequence_length, or optimizer.name=lion'
+    if found := planner.search(only=only).found:
+        fix = f'use {found[0].written()}, which is planned to fit'
     raise UserError('\n'.join([*lines, fix]))
 
 

@@ -13,29 +13,24 @@ MOST_STAGES = 16
 
 
 def layouts(
-    hardware: Topology,
-    arch: Architecture,
-    sequence_length: int,
-    rows: int,
-    replicas: Sequence[int],
-    only: Mapping[str, int],
+    hardware: Topology, arch: Architecture, sequence_length: int, rows: int, only: Mapping[str, int]
 ) -> Iterator[dict[str, int]]:
     """Meshes of all devices. `d` takes those that the other axes leave.
 
-    `t` stays inside a node, or along one side of a slice.
+    `t` stays inside a node, or along one side of a slice. `r` is the number of slices, so that `d` stays inside one, or
+    a multiple of it, or a divisor, so that `d` spans whole slices.
 
     Args:
         arch: the decoder. Not every mesh is possible for it.
         sequence_length: tokens of a sequence.
         rows: sequences that every mesh can shard over r, d and e.
-        replicas: sizes of r.
         only: sizes that some axes have instead.
     """
     n = hardware.n_devices
     divisors = [i for i in range(1, n + 1) if n % i == 0]
     widest = min(n // hardware.slices, 8 if hardware.platform == 'cuda' else 16)
     sizes = {
-        'r': replicas,
+        'r': [r for r in divisors if r % hardware.slices == 0 or hardware.slices % r == 0],
         'e': [e for e in divisors if e == 1 or (arch.experts.n_experts and arch.experts.n_experts % e == 0)],
         'c': [c for c in divisors if c == 1 or (sequence_length % c == 0 and sequence_length // c >= COLUMNS)],
         't': [t for t in divisors if t <= widest],

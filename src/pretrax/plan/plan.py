@@ -21,87 +21,32 @@ from pretrax.config.batch import (
 )
 from pretrax.cost.eight_bits import eight_bits_of
 from pretrax.cost.exposed import exposed_by_default
-from pretrax.cost.memory import Memory, expected_memory
+from pretrax.cost.memory import expected_memory
 from pretrax.cost.roofline import Prediction, predict
 from pretrax.cost.step_facts import StepFacts, UpdateCost
 from pretrax.cost.topology import Topology
 from pretrax.errors import Report, UserError
 from pretrax.hlo.compiler_options import CompilerOption, Situation, by_reason, choose_options
 from pretrax.model.axes import AXES, along
+from pretrax.model.families import SAVE_PRESETS
 from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
 from pretrax.model.plan import choose_saved
 from pretrax.model.request import ModelRequest
+from pretrax.plan.candidate import Candidate, Choice, Search
+from pretrax.plan.compiled_facts import CompiledFact, CompiledFacts
 from pretrax.plan.keys import keys_left_out, left_out_lines
-from pretrax.plan.layouts import layouts, sizes_of
-from pretrax.plan.step import compile_ahead
+from pretrax.plan.layouts import layouts
+from pretrax.plan.step import compile_ahead, schedule_of
 from pretrax.run.setup import build_model, build_recipe, open_source
-from pretrax.train.state import abstract_state
+from pretrax.train.state import abstract_state, with_shardings
 from pretrax.train.update_cost import axes_of_cost, update_cost
 from pretrax.view.tables import terminal_width, text_table
 
+# Values of `model.save` that a search tries, and those that use the memory of the host: as in MaxText's recipes
+SAVES = ('all', *reversed(SAVE_PRESETS))
+OFFLOADED = [dict.fromkeys(names, 'offload') for names in (SAVE_PRESETS['dots'], ('input', 'q', 'k', 'v'), ['input'])]
 BEST = 3  # candidates that are compiled to verify a plan
 MARGIN = 0.95  # share of the memory that a plan may fill, since the formula is not exact
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """One way to run a configuration.
-
-    Attributes:
-        mesh: size of each axis.
-        micro: sequences per device and pass.
-        save: what the backward pass keeps, as in `model.save`.
-    """
-
-    mesh: dict[str, int]
-    micro: int
-    save: Any
-    memory: Memory
-    prediction: Prediction
-
-    def values(self) -> dict[str, dict[str, Any]]:
-        """Its configuration values, by section."""
-        axes = {axis: n for axis, n in self.mesh.items() if n > 1 or axis == 'd'}
-        return {'mesh': axes, 'batch': {'micro': self.micro}, 'model': {'save': self.save}}
-
-    def written(self) -> str:
-        """Its key=value arguments for the command line."""
-        pairs = [f'{section}.{key}={value}' for section, keys in self.values().items() for key, value in keys.items()]
-        return _plain(' '.join(pairs))
-
-
-@dataclasses.dataclass(frozen=True)
-class Search:
-    """The candidates that a search tried.
-
-    Attributes:
-        found: those that fit, fastest first.
-        tried: the mesh, `batch.micro` and `model.save` of each.
-        least: the candidate that needs the least memory; None: no mesh is possible.
-        room: bytes per device that a candidate may fill.
-    """
-
-    found: list[Candidate]
-    tried: list[tuple[dict[str, int], int, Any]]
-    least: Candidate | None
-    room: float
-
-    def why_none(self) -> list[str]:
-        """The lines that say that nothing fits, and what was tried."""
-        if self.least is None:
-            return ['nothing was tried: no mesh shards the batch evenly and is possible for the model']
-        micros = ','.join(map(str, sorted({micro for _, micro, _ in self.tried})))
-        saves = ','.join(dict.fromkeys(_plain(str(save)) for _, _, save in self.tried))
-        return [
-            f'none of {len(self.tried)} candidates fits',
-            f'tried: {sizes_of([mesh for mesh, _, _ in self.tried])} batch.micro={micros} model.save={saves}',
-            f'the smallest needs {size(self.least.memory.total)} of {size(self.room)}: {self.least.written()}',
-        ]
-
-
-def _plain(text: str) -> str:
-    """Python values as the command line has them."""
-    return text.replace("'", '').replace(': ', ':')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +57,7 @@ class Plan:
     Attributes:
         options: compiler options that the configuration sets by itself.
         by_default: its prediction without them; None: not known, or there are none.
-        in_halves: its prediction if layers run on two halves of the batch; None: impossible, or not better.
+        in_halves: it, with layers on two halves of the batch; None: impossible, or not better.
         is_looped: its layers run in a loop on several GPUs, where unrolled ones are faster.
         left_out: the keys that it sets, and that all predictions leave out or count as free.
         slow_attention: the kernel of its attention and the reason, if it is not fused; '': it is.
@@ -123,7 +68,7 @@ class Plan:
     now: Candidate | None
     options: list[CompilerOption]
     by_default: Prediction | None
-    in_halves: Prediction | None
+    in_halves: Candidate | None
     is_looped: bool
     left_out: list[str]
     slow_attention: str
@@ -140,11 +85,14 @@ class Plan:
 class Planner:
     """Predicts how a configuration runs on some hardware.
 
+    Args:
+        compiled: facts of steps that were compiled before; None: only the formula.
+
     Raises:
         UserError: the model has no architecture, or the configuration is impossible on any mesh.
     """
 
-    def __init__(self, config: RunConfig, hardware: Topology, say: Report):
+    def __init__(self, config: RunConfig, hardware: Topology, say: Report, compiled: CompiledFacts | None = None):
         self.config, self.hardware = config, hardware
         self.size, self.rows = config.batch.largest, common_sequences(config.batch)
         if len(config.batch.sizes) > 1:
@@ -164,6 +112,9 @@ class Planner:
         self._weights = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), self._state.weights)
         self.arch, self.n_stored_params = whole.arch, sum(w.size for w in jax.tree.leaves(self._state.weights))
         self._updates: dict[tuple[int, ...], UpdateCost] = {}
+        self._known = compiled
+        self.save = getattr(config.model.options, 'save', 'all')
+        self.room = MARGIN * hardware.memory  # bytes per device that a candidate may fill
 
     def as_configured(self) -> Candidate:
         """The configuration itself.
@@ -175,12 +126,7 @@ class Planner:
         problem = self._model(mesh)
         if isinstance(problem, UserError):
             raise problem
-        return self.candidate(mesh, micro_batch_size(self.size, mesh), self.save)
-
-    @property
-    def save(self) -> Any:
-        """The configured `model.save`."""
-        return getattr(self.config.model.options, 'save', 'all')
+        return self.candidate(self.choice(mesh, micro_batch_size(self.size, mesh), self.save))
 
     def options(self, mesh: Mapping[str, int]) -> list[CompilerOption]:
         """The compiler options that a run sets on a mesh, besides those in the configuration."""
@@ -212,34 +158,52 @@ class Planner:
         """Whether the program loops over layers on GPUs that share their weights."""
         return self.hardware.platform == 'cuda' and mesh['d'] > 1 and not self._model(mesh).plan.unrolled
 
-    def in_halves(self, one: Candidate) -> Prediction | None:
+    def in_halves(self, one: Candidate) -> Candidate | None:
         """A candidate whose layers run on two halves of the batch; None: that is impossible, or hides nothing more."""
-        is_whole = self._model(one.mesh).plan.batch_parts == 1 and self.config.precision.matmul == 'compute'
+        is_whole = one.parts == 1 and self.config.precision.matmul == 'compute'
         if one.mesh['t'] == 1 or one.micro % 2 or self.arch.experts.n_experts or not is_whole:
             return None
-        halves = self.candidate(one.mesh, one.micro, one.save, parts=2).prediction
-        return halves if halves.exposed < one.prediction.exposed else None
+        halves = self.candidate(Choice(one.mesh, one.micro, one.save, 2, one.offload))
+        return halves if halves.prediction.exposed < one.prediction.exposed else None
 
-    def candidate(
-        self, mesh: dict[str, int], micro: int, save: Any, by_default: bool = False, parts: int | None = None
-    ) -> Candidate:
-        """Predicts one candidate, whose mesh must be possible for the model.
+    def choice(self, mesh: dict[str, int], micro: int, save: Any, offload: tuple[str, ...] | None = None) -> Choice:
+        """A choice with the configured number of parts, and the configured `memory.offload` if it is None."""
+        parts = math.gcd(self._model(mesh).plan.batch_parts, micro)
+        return Choice(mesh, micro, save, parts, self.config.memory.offload if offload is None else offload)
+
+    def candidate(self, choice: Choice, by_default: bool = False) -> Candidate:
+        """Predicts a choice, whose mesh must be possible for the model.
 
         Args:
-            mesh, micro, save: see `Candidate`.
+            choice: what to predict.
             by_default: without compiler options, as if the configuration removed them all.
-            parts: instead of `model.batch_parts`.
         """
-        step = self._facts(mesh, micro, save, parts)
+        step = self._facts(choice)
         memory = expected_memory(self.arch, self.n_stored_params, step)
-        topology, by_default = self.hardware, by_default or self._removes_options(mesh)
+        topology, by_default = self.hardware, by_default or self._removes_options(choice.mesh)
         shares = exposed_by_default(topology.device) if by_default else None
         prediction = predict(self.arch, self.n_stored_params, self.size.sequence_length, step, topology, shares)
-        return Candidate(mesh, micro, save, memory, prediction)
+        chosen = {field.name: getattr(choice, field.name) for field in dataclasses.fields(Choice)}
+        return Candidate(**chosen, memory=memory, prediction=prediction, compiled=self._compiled(choice))
 
-    def _facts(self, mesh: dict[str, int], micro: int, save: Any, parts: int | None = None) -> StepFacts:
+    def fits(self, choice: Choice) -> bool:
+        """Whether a choice fits, as the compiler says, or else as the formula says with some room."""
+        limit = self.room if self._compiled(choice) is None else self.hardware.memory
+        return self.needed(choice) <= limit
+
+    def needed(self, choice: Choice) -> int:
+        """Bytes per device: the compiler's, or else those of the formula."""
+        if compiled := self._compiled(choice):
+            return compiled.needed
+        return expected_memory(self.arch, self.n_stored_params, self._facts(choice)).total
+
+    def _compiled(self, choice: Choice) -> CompiledFact | None:
+        return self._known.get(choice.written()) if self._known else None
+
+    def _facts(self, choice: Choice) -> StepFacts:
+        mesh, micro = choice.mesh, choice.micro
         model = self._model(mesh)
-        saved = choose_saved(save, mesh, True)[0]
+        saved = choose_saved(choice.save, mesh, True)[0]
         passes = sequences_per_device(self.size, mesh) // micro
         schedule = self._schedule(mesh, passes, saved, model.plan.loss_chunks)
         return StepFacts(
@@ -249,7 +213,7 @@ class Planner:
             compute='f32' if self.config.precision.compute == 'f32' else 'bf16',
             eight_bits=eight_bits_of(model, self._state.weights),
             update=self.update_cost(mesh),
-            in_host=self.config.memory.offload,
+            in_host=choice.offload,
             saved=saved,
             unrolled=model.plan.unrolled,
             passes=1 if schedule else passes,
@@ -257,7 +221,7 @@ class Planner:
             micro_batches=passes if schedule else 1,
             inputs=schedule.inputs if schedule else None,
             loss_chunks=model.plan.loss_chunks,
-            batch_parts=math.gcd(parts or model.plan.batch_parts, micro),
+            batch_parts=choice.parts,
             reduction=self.config.precision.reduction,
             context=model.plan.context,
             teacher=model.teacher_arch,
@@ -272,7 +236,9 @@ class Planner:
             recipe = build_recipe(self.config, self._model(mesh), 1)
             sizes = AbstractMesh(tuple(mesh.values()), tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh))
             with jax.sharding.use_abstract_mesh(sizes):
-                self._updates[key] = update_cost(recipe, abstract_state(recipe, weights=self._weights))
+                by_mesh = 'r' in self._axes_of_cost  # the mesh may change the shapes of the state
+                like = abstract_state(recipe, weights=self._weights) if by_mesh else None
+                self._updates[key] = update_cost(recipe, like or with_shardings(recipe, self._state))
         return self._updates[key]
 
     def _schedule(
@@ -286,37 +252,56 @@ class Planner:
         return choose_schedule(options.pipeline.schedule, sizes, self.arch, saved, tokens)[0]
 
     def search(
-        self, saves: Sequence[Any] = ('all', 'none'), only: Mapping[str, int] | None = None, micro: int | None = None
+        self, saves: Sequence[Any] | None = None, only: Mapping[str, int] | None = None, micro: int | None = None
     ) -> Search:
-        """Predicts the candidates that fit.
-
-        A network between slices is slow, so `r` is their number, and `d` stays inside a slice. If nothing fits, smaller
-        `r` are tried too, and `d` crosses slices.
+        """Predicts the candidates that fit. Each mesh and micro-batch has the fastest way to save memory that fits.
 
         Args:
-            saves: values of `model.save`.
+            saves: values of `model.save`, with the configured `memory.offload`; None: those of `Planner.ways`.
             only: the sizes of some axes.
             micro: the micro-batch; None: each that is possible.
         """
-        slices, only, tried = self.hardware.slices, only or {}, []
-        fewer = [] if 'r' in only else [r for r in range(1, slices) if slices % r == 0]
-        for replicas in [only.get('r', slices)], fewer:
-            for mesh in layouts(self.hardware, self.arch, self.size.sequence_length, self.rows, replicas, only):
-                if not isinstance(self._model(mesh), UserError):
-                    sizes = micro_batch_sizes(self.rows // sequence_shards(mesh), mesh['p'])
-                    tried += [(mesh, n, save) for n in sizes if micro in (None, n) for save in saves]
-            needed = [expected_memory(self.arch, self.n_stored_params, self._facts(*one)).total for one in tried]
-            fits = [one for one, n_bytes in zip(tried, needed, strict=True) if n_bytes <= self.room]
-            if fits:
-                break
-        found = sorted((self.candidate(*one) for one in fits), key=lambda one: one.prediction.seconds)
-        least = self.candidate(*tried[needed.index(min(needed))]) if tried else None
-        return Search(found, tried, least, self.room)
+        found: list[Candidate] = []
+        tried: list[tuple[dict[str, int], int]] = []
+        ways: list[tuple[Any, tuple[str, ...]]] = []
+        smallest: dict[int, Choice] = {}
+        for mesh in layouts(self.hardware, self.arch, self.size.sequence_length, self.rows, only or {}):
+            if isinstance(self._model(mesh), UserError):
+                continue
+            whole = mesh['d'] * mesh['p'] == 1  # otherwise 'full' and 'all' are the same
+            sizes = micro_batch_sizes(self.rows // sequence_shards(mesh), mesh['p'])
+            for n in sizes:
+                if micro not in (None, n):
+                    continue
+                ways = ways or self._ways(mesh, sizes[-1], saves)
+                choices = [self.choice(mesh, n, *way) for way in ways if way[0] != 'full' or whole]
+                tried.append((mesh, n))
+                leanest = self.needed(choices[-1])
+                smallest.setdefault(leanest, choices[-1])
+                if leanest <= self.hardware.memory and (fits := next(filter(self.fits, choices), None)):
+                    one = self.candidate(fits)
+                    halves = self.in_halves(one)
+                    found.append(halves if halves and self.fits(halves) else one)
+        found.sort(key=lambda one: one.rank)
+        return Search(found, tried, ways, self.candidate(smallest[min(smallest)]) if tried else None, self.room)
 
-    @property
-    def room(self) -> float:
-        """Bytes per device that a candidate may fill."""
-        return MARGIN * self.hardware.memory
+    def _ways(self, mesh: dict[str, int], micro: int, saves: Sequence[Any] | None) -> list[tuple[Any, tuple[str, ...]]]:
+        """Values of `model.save` and `memory.offload`: the fastest first, as predicted for one mesh and micro-batch.
+
+        The optimizer is in host memory only if nothing else fits, since the step waits for it. The last needs the least
+        memory.
+        """
+        configured, has_host = self.config.memory.offload, self.hardware.device.host is not None
+        offloads = [configured]
+        if saves is None:
+            saves = [*SAVES, *(OFFLOADED if has_host else ())]
+            saves += [self.save] * (self.save not in saves)
+            offloads += [(*configured, 'optimizer')] * (has_host and 'optimizer' not in configured)
+        one = {str(save): self.candidate(self.choice(mesh, micro, save)) for save in saves}
+        ordered = sorted(saves, key=lambda save: one[str(save)].rank)
+        leanest = min(saves, key=lambda save: one[str(save)].memory.total)
+        ways = [(save, offload) for offload in offloads for save in ordered]
+        return [*ways, (leanest, offloads[-1])]
 
     def _model(self, mesh: dict[str, int]) -> Any:
         """The model on a mesh, or the reason why it is impossible."""
@@ -344,13 +329,13 @@ class Planner:
         return self._models[key]
 
 
-def make_plan(config: RunConfig, hardware: Topology, say: Report) -> Plan:
-    """Predicts a run on some hardware, and searches for faster candidates.
+def make_plan(config: RunConfig, hardware: Topology, say: Report, compiled: CompiledFacts | None = None) -> Plan:
+    """Predicts a run on some hardware, and searches for faster candidates. For `compiled` see `Planner`.
 
     Raises:
         UserError: the model has no architecture, or the configuration is impossible on any mesh.
     """
-    planner = Planner(config, hardware, say)
+    planner = Planner(config, hardware, say, compiled)
     now, why, options, by_default, in_halves, is_looped, slow_attention = None, '', [], None, None, False, ''
     left_out = keys_left_out(config)
     try:
@@ -359,9 +344,9 @@ def make_plan(config: RunConfig, hardware: Topology, say: Report) -> Plan:
         slow_attention = planner.slow_attention(now.mesh)
         is_looped, in_halves = planner.is_looped(now.mesh), planner.in_halves(now)
         if options and exposed_by_default(hardware.device):
-            by_default = planner.candidate(now.mesh, now.micro, now.save, by_default=True).prediction
+            by_default = planner.candidate(now, by_default=True).prediction
     except UserError as error:
-        why = str(error).splitlines()[0]
+        why = '; '.join(line.strip() for line in str(error).splitlines()[:2])
     return Plan(
         hardware=hardware,
         now=now,
@@ -372,7 +357,7 @@ def make_plan(config: RunConfig, hardware: Topology, say: Report) -> Plan:
         left_out=left_out,
         slow_attention=slow_attention,
         why=why,
-        search=planner.search(['all', 'none', *[planner.save] * (planner.save not in ('all', 'none'))]),
+        search=planner.search(),
         n_params=planner.n_stored_params - planner.arch.n_padding_params,
     )
 
@@ -388,28 +373,26 @@ def report(plan: Plan, shown: int = 5) -> list[str]:
     if plan.now is None:
         lines.append(f'as configured: impossible: {plan.why}')
     else:
-        fits = plan.now.memory.total <= hardware.memory
-        lines += [f'as configured ({plan.now.written()}):', *_details(plan.now, fits), *_options(plan)]
+        room = hardware.memory - plan.now.needed
+        lines += [f'as configured ({plan.now.written()}):', *_details(plan.now, room), *_options(plan)]
     if plan.slow_attention:
         lines.append(f'    attention: {plan.slow_attention}; predicted as if the fused kernel ran')
     lines += left_out_lines(plan.left_out)
-    fit = [f'{len(plan.found)} of {len(plan.search.tried)} candidates fit; the fastest:']
+    fit = [f'{len(plan.found)} of {len(plan.search.tried)} candidates fit, with the least recomputation; the fastest:']
     why, *tried = fit if plan.found else plan.search.why_none()
     lines += ['', why, *(f'    {line}' for line in tried)]
     rows = [
         [
-            f'{one.prediction.seconds:.3g}s',
-            f'{one.prediction.mfu:.1%}',
-            size(one.memory.total),
-            one.prediction.bound,
-            one.written(),
+            *(f'{one.prediction.seconds:.3g}s', f'{one.prediction.mfu:.1%}'),
+            size(one.needed) + ' compiled' * (one.compiled is not None),
+            *(size(one.memory.host) if one.memory.host else '-', one.prediction.bound, one.written()),
         ]
         for one in plan.found[:shown]
     ]
     if rows:
         width = terminal_width()
         table = text_table(
-            [['step', 'MFU', 'memory', 'limited by', 'change'], *rows], (3, 4), width=width and width - 4
+            [['step', 'MFU', 'memory', 'host', 'limited by', 'change'], *rows], (4, 5), width=width and width - 4
         )
         lines += [f'    {line}' for line in table]
     if not plan.found:
@@ -419,8 +402,16 @@ def report(plan: Plan, shown: int = 5) -> list[str]:
     return lines
 
 
-def _details(one: Candidate, fits: bool) -> Iterator[str]:
-    yield f'    memory: {one.memory} -> {"fits" if fits else "DOES NOT FIT"}'
+def _details(one: Candidate, room: float) -> Iterator[str]:
+    fits = 'fits' if room >= 0 else 'DOES NOT FIT'
+    if 0 <= room < (1 - MARGIN) * (room + one.needed):
+        fits += ', so closely that XLA may hide little communication'
+    yield f'    memory: {one.memory} -> {fits}'
+    if one.compiled:
+        waits = (
+            '' if one.compiled.exposed is None else f'; {one.compiled.exposed:.3g} s of communication not overlapped'
+        )
+        yield f'    compiled earlier: {size(one.needed)} per device{waits}'
     for phase in one.prediction.phases:
         hidden = '' if phase.exposed >= phase.seconds else f', {phase.exposed:.3g} s not overlapped'
         yield f'    {phase.name:<32}{phase.seconds:>9.3g} s  {phase.bound}{hidden}'
@@ -440,17 +431,18 @@ def _options(plan: Plan) -> Iterator[str]:
             f'{other.exposed:.3g} s, and the step takes {other.seconds:.3g} s'
         )
     if plan.in_halves:
+        halves = plan.in_halves.prediction
         yield (
-            f'    model.batch_parts=2: {plan.in_halves.exposed:.3g} s of communication are not overlapped, and the '
-            'step takes '
-            f'{plan.in_halves.seconds:.3g} s'
+            f'    model.batch_parts=2: {halves.exposed:.3g} s of communication are not overlapped, and the step takes '
+            f'{halves.seconds:.3g} s'
         )
     if plan.is_looped:
         yield '    model.layers=unroll: 2 to 4 % faster in compiled steps on GPUs, and compiles longer'
 
 
-def verified(config: RunConfig, topology: Topology, plan: Plan) -> Iterator[str]:
-    """Compiles the best candidates. A line for each compares the compiler's memory with the predicted one.
+def verified(config: RunConfig, topology: Topology, plan: Plan, compiled: CompiledFacts) -> Iterator[str]:
+    """Compiles the best candidates that were not compiled before. A line for each compares the compiler's memory and
+    exposed communication with the predicted ones.
 
     Raises:
         UserError: the plugin that compiles for the topology is not installed.
@@ -458,17 +450,22 @@ def verified(config: RunConfig, topology: Topology, plan: Plan) -> Iterator[str]
     if not plan.found:
         yield 'nothing to verify: no candidate fits'
         return
-    yield f'compiled{"":<16}{"predicted":>10}  error  change'
+    yield f'compiled{"":<16}{"predicted":>10}  error  not overlapped{"":<10}change'
     for one in plan.found[:BEST]:
-        planned = compile_ahead(having(config, one), topology, lambda text: None)
-        error = one.memory.total / planned.needed - 1
-        fits = 'fits' if planned.fits else 'DOES NOT FIT'
-        yield f'{size(planned.needed):>8}, {fits:<14}{size(one.memory.total):>10}  {error:+5.0%}  {one.written()}'
+        fact = one.compiled
+        if fact is None:
+            planned = compile_ahead(having(config, one), topology, lambda text: None)
+            schedule = schedule_of(planned)
+            fact = compiled.add(one.written(), CompiledFact(planned.needed, schedule and schedule.exposed))
+        fits = 'fits' if fact.needed <= topology.memory else 'DOES NOT FIT'
+        memory = f'{size(one.memory.total):>10}  {one.memory.total / fact.needed - 1:+5.0%}'
+        waits = '' if fact.exposed is None else f'{fact.exposed:.3g} s, {one.prediction.exposed:.3g} s'
+        yield f'{size(fact.needed):>8}, {fits:<14}{memory}  {waits:<24}{one.written()}'
 
 
-def having(config: RunConfig, candidate: Candidate) -> RunConfig:
-    """The configuration with the values of a candidate."""
+def having(config: RunConfig, choice: Choice) -> RunConfig:
+    """The configuration with the values of a choice."""
     values = written_values(config)
-    chosen = candidate.values()
-    sections = {section: values[section] | chosen[section] for section in ('batch', 'model')}
+    chosen = choice.values()
+    sections = {name: values.get(name, {}) | keys for name, keys in chosen.items() if name != 'mesh'}
     return from_values(values | sections | {'mesh': chosen['mesh']})

@@ -5,12 +5,11 @@ what is communicated, what to change.
 from collections.abc import Iterator
 
 from pretrax.amounts import size
-from pretrax.cost.links import places_of
 from pretrax.cost.memory import temporaries_of
 from pretrax.hlo.costs import costs, total
 from pretrax.hlo.parse import collectives, summarize
-from pretrax.hlo.schedule import Schedule, read_schedule
-from pretrax.plan.step import PlannedStep, bytes_held
+from pretrax.hlo.schedule import Schedule
+from pretrax.plan.step import PlannedStep, bytes_held, schedule_of
 from pretrax.run.out_of_memory import memory_changes, named_bytes
 from pretrax.run.setup import Run, memory_of_run
 
@@ -116,8 +115,8 @@ def _phases(planned: PlannedStep, text: str) -> Iterator[str]:
 def _communication(planned: PlannedStep, text: str) -> Iterator[str]:
     """The collectives; with the time of each on hardware that is not in this machine."""
     mesh = planned.run.mesh
-    if planned.topology is not None:
-        yield from _schedule(read_schedule(text, dict(mesh.shape), planned.topology, places_of(mesh.devices.flat)))
+    if (schedule := schedule_of(planned)) is not None:
+        yield from _schedule(schedule)
         return
     rows = summarize(collectives(text, dict(mesh.shape)))
     if not rows:

@@ -8,9 +8,11 @@ from typing import Any
 import jax
 
 from pretrax.config import RunConfig
+from pretrax.cost.links import places_of
 from pretrax.cost.memory import memory_of
 from pretrax.cost.topology import Topology
 from pretrax.errors import Report
+from pretrax.hlo.schedule import Schedule, read_schedule
 from pretrax.observe.device_memory import bytes_per_device
 from pretrax.plan.absent_devices import absent_devices
 from pretrax.run.compiled_step import lower_step
@@ -73,6 +75,14 @@ def compile_ahead(config: RunConfig, topology: Topology | None, say: Report) -> 
             )
     seconds = traced - began, time.perf_counter() - traced
     return PlannedStep(run, topology, lowered, compiled, seconds=seconds, needed=memory_of(compiled), limit=limit)
+
+
+def schedule_of(planned: PlannedStep) -> Schedule | None:
+    """The communication of a compiled step; None: it was not compiled, or for devices of this machine."""
+    if planned.compiled is None or planned.topology is None:
+        return None
+    mesh, text = planned.run.mesh, planned.compiled.as_text()
+    return read_schedule(text, dict(mesh.shape), planned.topology, places_of(mesh.devices.flat))
 
 
 def bytes_held(arrays: Any) -> int:

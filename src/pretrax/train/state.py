@@ -84,9 +84,13 @@ def abstract_state(recipe: Recipe, seed: int = 0, weights: Weights | None = None
         weights: their shapes and dtypes, if they are known: tracing how they are made takes most of the time.
     """
     shapes = jax.eval_shape(lambda: recipe.model.init(jax.random.key(seed))) if weights is None else weights
-    like = jax.eval_shape(lambda w: _fresh(recipe, w), shapes)
-    shardings = state_shardings(recipe, like)
-    return jax.tree.map(_with_sharding, like, shardings)._replace(constants=recipe.model.abstract_constants())
+    like = with_shardings(recipe, jax.eval_shape(lambda w: _fresh(recipe, w), shapes))
+    return like._replace(constants=recipe.model.abstract_constants())
+
+
+def with_shardings(recipe: Recipe, like: TrainState) -> TrainState:
+    """Shapes and dtypes of a state, with their shardings on the current mesh."""
+    return jax.tree.map(_with_sharding, like, state_shardings(recipe, like))
 
 
 def by_weight(state: Any) -> Any:
