@@ -123,12 +123,10 @@ def _best(planner: Planner, only: dict[str, int], config: RunConfig) -> Candidat
     search = planner.search((planner.save,), only, micro if isinstance(micro, int) else None)
     if search.found:
         return search.found[0]
-    why, *more = search.why_none()
-    lines = [f'mesh and batch.micro: {why} {planner.hardware}', *more]
-    fix = 'use more devices, a smaller batch.sequence_length, or optimizer.name=lion'
+    why, *more, fix = search.why_none()
     if found := planner.search(only=only).found:
         fix = f'use {found[0].written()}, which is planned to fit'
-    raise UserError('\n'.join([*lines, fix]))
+    raise UserError('\n'.join([f'mesh and batch.micro: {why} {planner.hardware}', *more, fix]))
 
 
 def _why(candidate: Candidate, hardware: Topology) -> str:

@@ -87,15 +87,17 @@ class Search:
     room: float
 
     def why_none(self) -> list[str]:
-        """The lines that say that nothing fits, and what was tried."""
+        """The lines that say that nothing fits, what was tried, and what to change."""
+        fix = 'use more devices, a smaller batch.sequence_length, or optimizer.name=lion'
         if self.least is None:
-            return ['nothing was tried: no mesh shards the batch evenly and is possible for the model']
+            return ['nothing was tried: no mesh shards the batch evenly and is possible for the model', fix]
         micros = ','.join(map(str, sorted({micro for _, micro in self.tried})))
         saves = ','.join(dict.fromkeys(str(save).replace("'", '') for save, _ in self.ways))
-        offloads = dict.fromkeys(f'[{",".join(offload)}]' for _, offload in self.ways)
+        offloads = ','.join(dict.fromkeys(f'[{",".join(offload)}]' for _, offload in self.ways))
+        meshes = sizes_of([mesh for mesh, _ in self.tried])
         return [
             f'none of {len(self.tried)} candidates fits',
-            f'tried: {sizes_of([mesh for mesh, _ in self.tried])} batch.micro={micros} model.save={saves} '
-            f'memory.offload={",".join(offloads)}',
+            f'tried: {meshes} batch.micro={micros} model.save={saves} memory.offload={offloads}',
             f'the smallest needs {size(self.least.needed)} of {size(self.room)}: {self.least.written()}',
+            fix,
         ]

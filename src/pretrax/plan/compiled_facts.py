@@ -1,7 +1,7 @@
 """Facts of steps that `pretrax plan --verify` compiled, so that later plans of the same configuration know them.
 
-They are in `plan.json` in the user's cache directory, by configuration, hardware, versions and flags, and by choice of a
-search. `mesh: auto` does not read them: processes of a run whose caches differ would choose different meshes.
+They are in `plan.json` in the user's cache directory, by configuration, hardware, versions and flags, and by choice.
+`mesh: auto` does not read them: processes of a run whose caches differ would choose different meshes.
 """
 
 import dataclasses

@@ -61,20 +61,19 @@ class Plan:
         is_looped: its layers run in a loop on several GPUs, where unrolled ones are faster.
         left_out: the keys that it sets, and that all predictions leave out or count as free.
         slow_attention: the kernel of its attention and the reason, if it is not fused; '': it is.
-        search: the candidates.
     """
 
     hardware: Topology
-    now: Candidate | None
-    options: list[CompilerOption]
-    by_default: Prediction | None
-    in_halves: Candidate | None
-    is_looped: bool
-    left_out: list[str]
-    slow_attention: str
-    why: str
     search: Search
     n_params: int
+    now: Candidate | None = None
+    options: Sequence[CompilerOption] = ()
+    by_default: Prediction | None = None
+    in_halves: Candidate | None = None
+    is_looped: bool = False
+    left_out: list[str] = dataclasses.field(default_factory=list)
+    slow_attention: str = ''
+    why: str = ''
 
     @property
     def found(self) -> list[Candidate]:
@@ -336,30 +335,19 @@ def make_plan(config: RunConfig, hardware: Topology, say: Report, compiled: Comp
         UserError: the model has no architecture, or the configuration is impossible on any mesh.
     """
     planner = Planner(config, hardware, say, compiled)
-    now, why, options, by_default, in_halves, is_looped, slow_attention = None, '', [], None, None, False, ''
-    left_out = keys_left_out(config)
     try:
         now = planner.as_configured()
-        options, left_out = planner.options(now.mesh), planner.left_out(now.mesh)
-        slow_attention = planner.slow_attention(now.mesh)
-        is_looped, in_halves = planner.is_looped(now.mesh), planner.in_halves(now)
+        options = planner.options(now.mesh)
+        facts = {'now': now, 'options': options, 'left_out': planner.left_out(now.mesh)}
+        facts |= {'in_halves': planner.in_halves(now), 'is_looped': planner.is_looped(now.mesh)}
+        facts['slow_attention'] = planner.slow_attention(now.mesh)
         if options and exposed_by_default(hardware.device):
-            by_default = planner.candidate(now, by_default=True).prediction
+            facts['by_default'] = planner.candidate(now, by_default=True).prediction
     except UserError as error:
         why = '; '.join(line.strip() for line in str(error).splitlines()[:2])
-    return Plan(
-        hardware=hardware,
-        now=now,
-        options=options,
-        by_default=by_default,
-        in_halves=in_halves,
-        is_looped=is_looped,
-        left_out=left_out,
-        slow_attention=slow_attention,
-        why=why,
-        search=planner.search(),
-        n_params=planner.n_stored_params - planner.arch.n_padding_params,
-    )
+        facts = {'why': why, 'left_out': keys_left_out(config)}
+    n_params = planner.n_stored_params - planner.arch.n_padding_params
+    return Plan(hardware, planner.search(), n_params, **facts)
 
 
 def report(plan: Plan, shown: int = 5) -> list[str]:
@@ -395,10 +383,6 @@ def report(plan: Plan, shown: int = 5) -> list[str]:
             [['step', 'MFU', 'memory', 'host', 'limited by', 'change'], *rows], (4, 5), width=width and width - 4
         )
         lines += [f'    {line}' for line in table]
-    if not plan.found:
-        lines.append(
-            '    use more devices (--topology, --slices), a smaller batch.sequence_length, or optimizer.name=lion'
-        )
     return lines
 
 
