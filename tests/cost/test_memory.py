@@ -52,7 +52,7 @@ def test_moments_in_host_memory_are_on_the_device_only_in_the_update():
     moments, large = UpdateCost(8 * N_PARAMS), {'in_host': ('optimizer',)}
     held, offloaded = (memory_of(tokens=2**16, update=moments, **where) for where in ({}, large))
     assert held.phase == offloaded.phase == 'layers'
-    assert held.total - offloaded.total == offloaded.host == 8 * N_PARAMS
+    assert held.total - offloaded.total == offloaded.offloaded == 8 * N_PARAMS
     few = [memory_of(tokens=1, unrolled=True, update=moments, **where).total for where in ({}, large)]
     assert few[0] == few[1]
 
@@ -63,8 +63,36 @@ def test_offloaded_activations_are_in_host_memory():
     offloaded = memory_of(tokens=4096, saved={'input': 'offload', 'up': 'offload'})
     assert offloaded.activations == 0
     assert none.total - offloaded.total == 4 * 2 * 4096 * GPT.d_model
-    assert offloaded.host == 4 * 2 * 4096 * (GPT.d_model + GPT.feed_forward.d_ff)
-    assert '; 10.5 MB of host memory' in str(offloaded)
+    assert offloaded.offloaded == 4 * 2 * 4096 * (GPT.d_model + GPT.feed_forward.d_ff)
+    assert '; besides, in host memory: offloaded 10.5 MB, copy of the state' in str(offloaded)
+
+
+def test_a_checkpoint_copies_the_shards_of_the_state_to_host_memory():
+    """AdamW has 12 bytes per parameter. On a mesh each device copies its own part, except for replicas."""
+    for mesh, part in (({}, 1), ({'d': 4}, 4), ({'r': 2, 'd': 2}, 2)):
+        memory = memory_of(mesh=mesh, tokens=4096, update=UpdateCost(8 * N_PARAMS / part))
+        assert memory.snapshot == 12 * N_PARAMS / part
+        assert memory.total == sum(memory.parts().values())
+        assert 'snapshot' not in memory.parts()
+
+
+def test_on_a_cpu_the_logits_are_in_f32_too_and_the_state_is_copied():
+    moments = UpdateCost(8 * N_PARAMS)
+    large = gpt(vocab_size=100_000)
+    tpu, cpu = (
+        memory_of(large, 10_000_000, tokens=4096, unrolled=True, saved={}, platform=platform, update=moments)
+        for platform in ('tpu', 'cpu')
+    )
+    assert tpu.phase == cpu.phase == 'loss'
+    table = large.padded_vocab_size * large.d_model
+    assert cpu.head - tpu.head == 4 * 4096 * large.padded_vocab_size
+    assert cpu.copies - tpu.copies == 8 * N_PARAMS + 2 * table
+
+
+def test_probabilities_of_short_sequences_are_kept_in_f32_and_in_the_compute_dtype():
+    fused, kept = (memory_of(tokens=4096, unrolled=True, probabilities=n) for n in (0.0, 320.0))
+    heads = GPT.n_layers * GPT.attention.n_heads
+    assert kept.activations - fused.activations == heads * 4096 * 320 * (4 + 2)
 
 
 def test_a_loss_in_chunks_holds_the_logits_of_one_chunk_and_the_gradient_of_the_table():

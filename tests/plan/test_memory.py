@@ -13,6 +13,7 @@ from pretrax.cost.topology import parse_topology
 from pretrax.plan.plan import Planner
 
 WITHIN = 0.1
+COMPILED = 28  # rows that were compiled
 EXPOSED_WITHIN = 0.02  # of the step, of rows of the scaling tables
 WAITS = {'64b 1x v5p-128': 0.06, '64b 2x v5p-128': 0.21}  # these take 96 % of the memory: XLA hides little or nothing
 # Between slices of v5e, XLA keeps a second copy of the gradients for their sum over r; this model has the largest
@@ -26,12 +27,12 @@ BEYOND = {'8B, d, none saved': -0.12, '8B, d t, none saved': 0.18}
 def test_the_prediction_is_within_a_tenth_of_every_compiled_step():
     benchmark = benchmark_script('memory')
     found = json.loads(benchmark.RESULTS.read_text())['rows']
-    assert set(found) == set(benchmark.ROWS), 'a row that was not compiled: benchmarks/memory.py'
+    assert found.keys() <= benchmark.ROWS.keys(), 'the result of a row that is gone: benchmarks/memory.py'
+    assert len(found) >= COMPILED
     lines, wrong = [], []
-    for name, (topology, slices, values) in benchmark.ROWS.items():
-        memory = (
-            Planner(from_values(values), parse_topology(topology, slices), lambda text: None).as_configured().memory
-        )
+    for name in found:
+        topology, _, values = benchmark.ROWS[name]
+        memory = benchmark.expected(name)
         error = memory.total / found[name]['total'] - 1
         lines.append(
             f'{topology:<8} {name:<26} {found[name]["total"] / 1e9:8.2f} GB compiled, {memory.total / 1e9:8.2f} '
@@ -45,8 +46,7 @@ def test_the_prediction_is_within_a_tenth_of_every_compiled_step():
         within = 0.02 if values['distill'] else 0.01  # t does not shard the projection of hidden states
         assert state == pytest.approx(found[name]['arguments'], rel=within), f'{name}: the state is known exactly'
     print('\n'.join(lines))
-    assert len(lines) >= 12
-    assert len({topology.split('-')[0].split('x')[0] for topology, _, _ in benchmark.ROWS.values()}) >= 3
+    assert len({benchmark.ROWS[name][0].split('-')[0].split('x')[0] for name in found}) >= 6
     assert not wrong, '\n'.join(wrong)
 
 

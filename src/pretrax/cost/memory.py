@@ -9,16 +9,18 @@ compute dtype. Weights, moments and gradients are f32 and sharded over d, t, p a
     copies         made before the loop over the layers, and held during it. TPUs: the shards of all layers in the
                    compute dtype. GPUs: the shards of w_o and w_down, transposed, in f32. Unrolled layers: every weight
                    in the compute dtype if all activations are kept; each layer's slice of the stack if layers are
-                   recomputed.
+                   recomputed. CPUs: also the unembedding in the compute dtype, and the moments. XLA for CPUs computes
+                   the new moments once more inside the update of the weights, from a copy of the old ones.
     activations    kept by the forward pass for the backward pass, per layer: its input, M / t, and the kept named
                    values: 2 H D + 2 K D for attention, and H sums of its softmax in f32, M for its output, 2 F (without
                    a gate F). If everything is kept (one device), also the results of norms and of the activation: 4 M +
-                   2 (H + K) D + 3 F, as in Korthikanti et al. 2022 (arXiv:2205.05198, section 4), without dropout and
-                   without the [L, L] matrix, which no kernel stores.
+                   2 (H + K) D + 3 F, as in Korthikanti et al. 2022 (arXiv:2205.05198, section 4), without dropout.
+                   The [L, L] matrix is kept only in sequences of up to 512 tokens without a fused kernel, in f32 and in
+                   the compute dtype. On CPUs, 7 M are in f32, 3 M in the compute dtype, and there are 3 (H + K) D.
 
     loss           activations, the logits V / t, which their gradient replaces, the normed hidden states, and the
-                   gathered unembedding. With a loss in chunks: the logits of one chunk, and the gradient of the
-                   unembedding, in f32 and not sharded over d, until the layers are done.
+                   gathered unembedding. CPUs: the logits in f32 too. With a loss in chunks: the logits of one chunk,
+                   and the gradient of the unembedding, in f32 and not sharded over d, until the layers are done.
     layers         activations, the gradients of the layers, and the values of one layer that its backward pass holds at
                    the same time: 2 (H + K) D of attention; up, gate and the gradients of these and of the activation, 5
                    F (on TPUs, which fuse elementwise functions into products: up, gate and one gradient, 3 F); six
@@ -48,6 +50,8 @@ from pretrax.cost.step_facts import BYTES, StepFacts
 from pretrax.cost.teacher import teacher_memory
 from pretrax.model.architecture import CHUNK, Architecture
 
+IN_HOST = {'offloaded': 'offloaded', 'snapshot': 'copy of the state for a checkpoint'}  # field of `Memory`: its text
+OF_PROCESS = 1_200_000_000  # bytes of a process on a CPU: Python, JAX and its compiler, for the program of GPT-2 124M
 ROOM = 1.25  # slots of an exchange, relative to an even load, as in model/exchange.py
 
 
@@ -63,7 +67,8 @@ class Memory:
     head: int  # logits, their gradient and their inputs
     layer: int  # the current layer: its values, its weights and their gradients
     teacher: int = 0  # of distillation: its weights, and what its forward pass holds in this phase
-    host: int = 0  # in host memory: offloaded activations and parts of the state. It is in no sum
+    offloaded: int = 0  # in host memory: activations and parts of the state
+    snapshot: int = 0  # in host memory while a checkpoint is written: a copy of the state
     phase: str = dataclasses.field(default='', compare=False)  # the phase that needs most
 
     @property
@@ -71,17 +76,17 @@ class Memory:
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
-        """Bytes by purpose."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if key not in ('phase', 'host')}
+        """Bytes of device memory by purpose."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if key not in ('phase', *IN_HOST)}
 
     def __str__(self) -> str:
         """One line, largest part first: 'about 3.1 GB per device: activations 1.9 GB, weights 0.5 GB, ...'."""
         parts = sorted(self.parts().items(), key=lambda part: -part[1])
-        of_host = f'; {size(self.host)} of host memory' if self.host else ''
+        in_host = [f'{text} {size(n)}' for name, text in IN_HOST.items() if (n := getattr(self, name))]
         return (
             f'about {size(self.total)} per device: '
             + ', '.join(f'{name} {size(n)}' for name, n in parts if n)
-            + of_host
+            + ('; besides, in host memory: ' + ', '.join(in_host) if in_host else '')
         )
 
 
@@ -142,7 +147,9 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
         + (0 if exchanged else moe)
     )
     if saved is None:
-        kept = everything
+        kept = everything + step.probabilities * arch.attention.n_heads * with_attention * (4 / width + 1)
+        if platform == 'cpu':  # what norms and the residual stream need is in f32
+            kept += ((3 * arch.n_norms + 1) * 4 / width + 3 - 2 * arch.n_norms) * d_model + heads
     else:
         kept = sum(named[name] for name, choice in saved.items() if choice == 'keep' and name in named)
         kept += d_model if saved.get('input', 'keep') == 'keep' else 0
@@ -166,9 +173,12 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
         copies = 4 * layers * d_model * (columns + rows) / t / n['d']
 
     table = arch.padded_vocab_size * d_model / t
+    if platform == 'cpu':
+        copies += step.update.state + (width * table if width < 4 else 0.0)
     added_up = 4 * table if step.loss_chunks > 1 else 0.0  # gradient of the unembedding, summed over the chunks
     logits = predictions * arch.padded_vocab_size / t / step.loss_chunks  # those of each token predicted
-    head = width * device_tokens * (logits + d_model) + added_up
+    in_f32 = 4 * device_tokens * logits if platform == 'cpu' else 0.0
+    head = width * device_tokens * (logits + d_model) + in_f32 + added_up
     # rows exchanged over e: in the order of devices, as received, in the order of experts, and the results of these
     inside = platform == 'tpu'  # elementwise functions are fused into products
     wide = (2 if inside else 4) + arch.feed_forward.gated
@@ -234,7 +244,8 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     parts |= phases[phase]
     parts['moments'] += step.update.state - offloaded
     parts['teacher'] += teacher.weights
-    parts['host'] = offloaded + 4 * shard * ('weights' in step.in_host) + offloaded_activations(arch, step)
+    parts['offloaded'] = offloaded + 4 * shard * ('weights' in step.in_host) + offloaded_activations(arch, step)
+    parts['snapshot'] = 4 * shard + step.update.state
     return Memory(**{name: math.ceil(n) for name, n in parts.items()}, phase=phase)
 
 

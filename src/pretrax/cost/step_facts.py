@@ -86,6 +86,8 @@ class StepFacts:
         context: how attention treats sequences that are sharded over c: 'all_to_all' or 'ring'.
         teacher: the decoder of a teacher that runs forward in each pass; None: there is none.
         kept_states: layers of the teacher whose hidden states the student learns.
+        probabilities: attention probabilities of a head that a token keeps for the backward pass, on average; 0: none,
+            since the kernel computes them again.
         clips_logits: QK clip computes the largest logit of every head: see `model/qk_clip.py`.
     """
 
@@ -108,6 +110,7 @@ class StepFacts:
     context: str = 'all_to_all'
     teacher: Architecture | None = None
     kept_states: int = 0
+    probabilities: float = 0.0
     clips_logits: bool = False
 
     @property

@@ -45,6 +45,11 @@ BLOCK = 512  # queries that the blockwise kernel handles at once in sequences th
 SHORT = 128  # and in shorter ones
 
 
+def kept_probabilities(kernel: Kernel, length: int) -> float:
+    """The probabilities of a head that a token keeps for the backward pass, on average; 0: it computes them again."""
+    return (length + SHORT) / 2 if kernel.name == 'blockwise' and length <= BLOCK else 0.0
+
+
 @pytree_dataclass
 class AttentionWeights(Part):
     """The projections of attention. Latent attention has others in the place of q, k and v."""

@@ -27,6 +27,7 @@ from pretrax.cost.step_facts import StepFacts, UpdateCost
 from pretrax.cost.topology import Topology
 from pretrax.errors import Report, UserError
 from pretrax.hlo.compiler_options import CompilerOption, Situation, by_reason, choose_options
+from pretrax.model.attention import kept_probabilities
 from pretrax.model.axes import AXES, along
 from pretrax.model.families import SAVE_PRESETS
 from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
@@ -225,6 +226,7 @@ class Planner:
             context=model.plan.context,
             teacher=model.teacher_arch,
             kept_states=model.kept_states,
+            probabilities=kept_probabilities(model.plan.kernel, self.size.sequence_length),
             clips_logits=getattr(self.config.optimizer.options, 'qk_clip', None) is not None,
         )
 

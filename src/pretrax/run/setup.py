@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from pretrax.amounts import size
 from pretrax.config import InitFrom, RunConfig, feature, resolve_mesh, shown_prompts, written_values
 from pretrax.config.batch import (
     check_batch,
@@ -26,13 +27,14 @@ from pretrax.config.schema import Checkpoint, Compiler, Distill, Eval, Faults, L
 from pretrax.config.schema import Mesh as MeshSection
 from pretrax.cost.eight_bits import eight_bits_of
 from pretrax.cost.flops import Flops
-from pretrax.cost.memory import Memory, expected_memory
+from pretrax.cost.memory import OF_PROCESS, Memory, expected_memory
 from pretrax.cost.step_facts import ComputeDtype, StepFacts
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.data.batches.sequences import check_row_order, read_sequences
 from pretrax.data.batches.source import DataRequest, HostBatch, Source
 from pretrax.errors import Report, UserError
 from pretrax.infer.sample import check_can_sample
+from pretrax.model.attention import kept_probabilities
 from pretrax.model.base import AutomaticModel, Model
 from pretrax.model.loss import Batch
 from pretrax.model.request import ModelRequest
@@ -320,7 +322,7 @@ def _choices(run: Run, smaller: Sequence[Run]) -> dict[str, str]:
     memory = memory_of_run(run)
     notes = [', for the largest batches'] if smaller else []
     if run.mesh.devices.flat[0].platform == 'cpu':
-        notes.append('; Python, JAX and the compiler need more')
+        notes.append(f'; Python, JAX and the compiler need about {size(OF_PROCESS)} more')
     return {
         **run.recipe.model.choices,
         **_choices_of_smaller(run, smaller),
@@ -578,6 +580,7 @@ def step_facts(run: Run) -> StepFacts:
         context=plan.context,
         teacher=run.recipe.model.teacher_arch,
         kept_states=run.recipe.model.kept_states,
+        probabilities=kept_probabilities(plan.kernel, run.size.sequence_length),
     )
 
 
