@@ -140,6 +140,7 @@ ROWS: dict[str, ROW] = {
     'small': row('cpu', SMALL, 4, 1024, {}, precision=BF16),
     'small, none saved': row('cpu', SMALL, 4, 1024, {}, precision=BF16, save='none'),
     'small, 4 passes, Lion': row('cpu', SMALL, 4, 1024, {}, precision=BF16, micro=1, save='none', optimizer='lion'),
+    'small, f32': row('cpu', SMALL, 4, 1024, {}, precision={'compute': 'f32'}),
     'small, loss in chunks': row('cpu', SMALL, 4, 1024, {}, precision=BF16, loss_chunks=8),
     'latent, d e': row('v5p-16', LATENT, 32, 4096, {'d': 2, 'e': 4}, save='none'),
     'latent, d of a node': row('h200x8', LATENT, 32, 4096, {'d': 8}, save='none'),
@@ -205,6 +206,7 @@ def compiled(name: str, known: dict[str, Any] | None) -> dict[str, Any]:
             return known
         step = lowered.compile(compiler_options=options)
     stats = step.memory_analysis()
+    assert stats is not None
     print(f'{name}: {memory_of(step) / 1e9:.2f} GB, after {time.perf_counter() - began:.0f} s', flush=True)
     return {
         'total': memory_of(step),

@@ -52,7 +52,7 @@ def test_moments_in_host_memory_are_on_the_device_only_in_the_update():
     moments, large = UpdateCost(8 * N_PARAMS), {'in_host': ('optimizer',)}
     held, offloaded = (memory_of(tokens=2**16, update=moments, **where) for where in ({}, large))
     assert held.phase == offloaded.phase == 'layers'
-    assert held.total - offloaded.total == offloaded.offloaded == 8 * N_PARAMS
+    assert held.total - offloaded.total == offloaded.host == 8 * N_PARAMS
     few = [memory_of(tokens=1, unrolled=True, update=moments, **where).total for where in ({}, large)]
     assert few[0] == few[1]
 
@@ -63,7 +63,7 @@ def test_offloaded_activations_are_in_host_memory():
     offloaded = memory_of(tokens=4096, saved={'input': 'offload', 'up': 'offload'})
     assert offloaded.activations == 0
     assert none.total - offloaded.total == 4 * 2 * 4096 * GPT.d_model
-    assert offloaded.offloaded == 4 * 2 * 4096 * (GPT.d_model + GPT.feed_forward.d_ff)
+    assert offloaded.host == 4 * 2 * 4096 * (GPT.d_model + GPT.feed_forward.d_ff)
     assert '; besides, in host memory: offloaded 10.5 MB, copy of the state' in str(offloaded)
 
 

@@ -50,7 +50,7 @@ from pretrax.cost.step_facts import BYTES, StepFacts
 from pretrax.cost.teacher import teacher_memory
 from pretrax.model.architecture import CHUNK, Architecture
 
-IN_HOST = {'offloaded': 'offloaded', 'snapshot': 'copy of the state for a checkpoint'}  # field of `Memory`: its text
+IN_HOST = {'host': 'offloaded', 'snapshot': 'copy of the state for a checkpoint'}  # field of `Memory`: its text
 OF_PROCESS = 1_200_000_000  # bytes of a process on a CPU: Python, JAX and its compiler, for the program of GPT-2 124M
 ROOM = 1.25  # slots of an exchange, relative to an even load, as in model/exchange.py
 
@@ -67,7 +67,7 @@ class Memory:
     head: int  # logits, their gradient and their inputs
     layer: int  # the current layer: its values, its weights and their gradients
     teacher: int = 0  # of distillation: its weights, and what its forward pass holds in this phase
-    offloaded: int = 0  # in host memory: activations and parts of the state
+    host: int = 0  # in host memory: offloaded activations and parts of the state
     snapshot: int = 0  # in host memory while a checkpoint is written: a copy of the state
     phase: str = dataclasses.field(default='', compare=False)  # the phase that needs most
 
@@ -244,7 +244,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     parts |= phases[phase]
     parts['moments'] += step.update.state - offloaded
     parts['teacher'] += teacher.weights
-    parts['offloaded'] = offloaded + 4 * shard * ('weights' in step.in_host) + offloaded_activations(arch, step)
+    parts['host'] = offloaded + 4 * shard * ('weights' in step.in_host) + offloaded_activations(arch, step)
     parts['snapshot'] = 4 * shard + step.update.state
     return Memory(**{name: math.ceil(n) for name, n in parts.items()}, phase=phase)
 
