@@ -35,8 +35,10 @@ Per device and step, with T tokens and P parameters of the layers that multiply 
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 
+from pretrax.cost.experts import products_of_experts, rows_of_experts, without_experts
 from pretrax.cost.exposed import Exposed, exposed_on
 from pretrax.cost.flops import causal_keys
 from pretrax.cost.links import MeshNetwork
@@ -46,7 +48,6 @@ from pretrax.cost.teacher import n_params as params_of
 from pretrax.cost.topology import Topology
 from pretrax.model.architecture import CHUNK, Architecture
 from pretrax.model.axes import AXES
-from pretrax.model.exchange import ROOM
 
 _BEHIND = 0.25  # share of the products of a layer that do not depend on its collectives over t
 BUBBLE = 'pipeline bubble'
@@ -151,7 +152,8 @@ class _Sizes:
     Attributes:
         keys: numbers of the keys that a query head attends to, on average over positions and layers.
         tokens, tokens_here: of a step, over the mesh and per device.
-        experts_per_token: that it is sent to, averaged over the layers; 0 for a dense decoder.
+        rows: of the experts of a layer.
+        target: the hardware, by its name in `--topology`.
         layers: per device, with those of multi-token prediction.
         hidden: bytes of the hidden states of the tokens of a device.
         matmul_params: parameters of layers that multiply a token.
@@ -189,7 +191,7 @@ class _Sizes:
             if kind.mixer == 'attention'
         ]
         self.keys = sum(keys) / arch.n_layers
-        self.experts_per_token = arch.experts.experts_per_token * arch.n_expert_layers / arch.n_layers
+        self.rows, self.target = rows_of_experts(arch, step, sequence_length), topology.target
         self.layers = (arch.n_layers + arch.multi_token.n_layers) / self.p
         self.turns = step.all_passes + (self.p - 1) / step.rounds
         self.with_bubble = self.turns / step.all_passes
@@ -243,12 +245,25 @@ def _model_flops(sizes: _Sizes) -> float:
 
 
 def _products(sizes: _Sizes) -> Phase:
-    arch = sizes.arch
-    flops = 6 * sizes.matmul_params + 2 * sum(repeated_products(arch, sizes.step).values())
-    eight = sizes.step.eight_bits
-    share = eight.params / sizes.matmul_params if eight else 0.0
-    seconds = sizes.products(flops * sizes.tokens / sizes.devices, share)
+    arch, eight = without_experts(sizes.arch), sizes.step.eight_bits
+    params = arch.n_matmul_params - sizes.unembedding
+    flops = 6 * params + 2 * sum(repeated_products(arch, sizes.step).values())
+    share = (eight.params - eight.experts) / params if eight else 0.0
+    seconds = sizes.products(flops * sizes.tokens / sizes.devices, share) + _expert_products(sizes)
     return _work('products of the layers', seconds, 'products')
+
+
+def _expert_products(sizes: _Sizes) -> float:
+    """Seconds of the products of experts, each by the slower of its work and its traffic."""
+    if not sizes.arch.n_expert_layers:
+        return 0.0
+    cores, eight = getattr(sizes.target, 'cores', 1) if not sizes.is_tpu else 1, sizes.step.eight_bits
+    share = float(eight is not None and eight.experts > 0)
+    of_layer = 0.0
+    for one in products_of_experts(sizes.arch, sizes.step, sizes.rows):
+        idle = math.ceil(one.tiles / cores) * cores / one.tiles  # cores that wait for others
+        of_layer += one.times * max(idle * sizes.products(one.flops, share), sizes.traffic(one.bytes))
+    return of_layer * sizes.arch.n_routers / sizes.p * sizes.step.all_passes
 
 
 def _rounding(sizes: _Sizes) -> Phase:
@@ -289,7 +304,8 @@ def _largest_logits(sizes: _Sizes) -> Phase:
 def _elementwise(sizes: _Sizes) -> Phase:
     arch = sizes.arch
     dense = arch.n_dense_layers / arch.n_layers * arch.sizes['F']
-    feed_forward = 3 * (dense + arch.feed_forward.d_ff * sizes.experts_per_token)
+    rows, with_experts = sizes.rows, arch.n_expert_layers / arch.n_layers
+    feed_forward = 3 * (dense + with_experts * arch.feed_forward.d_ff * rows.slots / rows.tokens)
     heads = arch.attention.n_heads * arch.mean_d_head + 2 * arch.mean_kv_width
     attention = 2 * heads * arch.n_attention_layers
     linear = 8 * (arch.recurrent.n_heads * arch.recurrent.d_head + arch.recurrent.n_key_heads * arch.recurrent.d_key)
@@ -297,6 +313,7 @@ def _elementwise(sizes: _Sizes) -> Phase:
     values = 10 * arch.d_model + feed_forward + mixers
     times = 3 + repeated_share(arch, sizes.step)
     n_bytes = sizes.width * values * sizes.tokens_here / sizes.t * sizes.layers * times
+    n_bytes += sizes.width * arch.d_model * rows.moved * with_experts * sizes.layers * sizes.step.all_passes
     return _work('norms, activations, rotation', sizes.traffic(n_bytes), 'memory')
 
 
@@ -395,8 +412,9 @@ def _over_t(sizes: _Sizes, work: float) -> Phase:
 
 
 def _tokens_over_e(sizes: _Sizes) -> Phase:
-    n_bytes = 5 * ROOM * sizes.layers * sizes.hidden * sizes.experts_per_token
-    seconds = sizes.with_bubble * sizes.exchange('e', n_bytes)
+    n_bytes = sizes.rows.exchanges * sizes.rows.sent * sizes.width * sizes.arch.d_model
+    n_bytes *= sizes.arch.n_routers / sizes.p * sizes.turns
+    seconds = sizes.exchange('e', n_bytes)
     return Phase('tokens to experts over e', seconds, sizes.shares.e * seconds, 'e')
 
 

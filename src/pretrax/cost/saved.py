@@ -1,8 +1,7 @@
 """The values that the backward pass of a layer keeps by name (`model.save`), and the products that it repeats.
 
 Letters as in memory.py. A value that is neither kept nor in host memory is computed again, with the product that makes
-it. The result of w_down is needed again only by a norm after the block; that of experts also by the gradient of their
-router.
+it. The result of w_down is needed again only by a norm after the block.
 """
 
 import dataclasses
@@ -84,8 +83,8 @@ def repeated_products(arch: Architecture, step: StepFacts) -> dict[str, float]:
         for name, one in values.items()
         if one.params and saved.get(name, 'recompute') == 'recompute'
     }
-    # The gradient of the router needs the results of w_down of experts; an exchange over e keeps nothing.
-    found['experts'] = of_experts * (arch.feed_forward.n_matrices if is_exchanged else arch.n_norms != 4)
+    if is_exchanged:  # it keeps nothing, and the results of w_down are not needed: see model/exchange.py
+        found['experts'] = of_experts * (arch.feed_forward.n_matrices - 1)
     whole_stages = step.inputs is not None or (step.mesh.get('p', 1) > 1 and saved == {})
     if whole_stages and arch.n_norms != 4 and not arch.experts.n_experts:
         found['w_down'] = layers * values['up'].params

@@ -50,12 +50,14 @@ class EightBits:
         values: per token, the inputs of these products, twice, and their results: what the forward and the backward
             pass round.
         head: parameters of the unembedding; 0: its product is in the compute dtype.
+        experts: those of `params` that are of experts.
     """
 
     kind: str
     params: float
     values: float
     head: float
+    experts: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,8 +31,7 @@ def sort_by_expert(chosen: i32['C'], n_experts: int) -> tuple[Slots, i32['E']]:
 def sort_into_blocks(chosen: i32['C'], n_experts: int, length: int) -> tuple[Slots, i32['blocks']]:
     """Slots in which each expert begins a new block of `length` slots, and the expert of each block."""
     n_choices = chosen.shape[0]
-    # An upper bound for every routing: each chosen expert leaves at most length - 1 slots empty.
-    n_blocks = (n_choices + min(n_experts, n_choices) * (length - 1)) // length
+    n_blocks = number_of_blocks(n_choices, n_experts, length)
     blocks = -(-_count(chosen, n_experts) // length)
     ends = jnp.cumsum(blocks)
     slots = _slots(chosen, (ends - blocks) * length, n_blocks * length)
@@ -52,6 +51,11 @@ def sort_with_capacity(chosen: i32['B C'], n_experts: int, capacity: int) -> Slo
     number = rank(own.reshape(-1), rows * n_experts).reshape(rows, n_choices)
     of_choice = jnp.where(number < capacity, own * capacity + number, n_slots).reshape(-1)
     return inverted(of_choice, n_slots)
+
+
+def number_of_blocks(n_choices: int, n_experts: int, length: int) -> int:
+    """An upper bound for every routing: each chosen expert leaves at most length - 1 slots empty."""
+    return (n_choices + min(n_experts, n_choices) * (length - 1)) // length
 
 
 def block_length(n_choices: int, n_experts: int) -> int:

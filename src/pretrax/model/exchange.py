@@ -74,7 +74,7 @@ def exchange(
     n_local = n_experts // axis_size('e')
     device = chosen // n_local
     destinations = Destinations(device, rank(device, axis_size('e')), chosen % n_local)
-    room = _room(x.shape[0] * k)
+    room = room_of_round(x.shape[0] * k, axis_size('e'))
     # The maximum over d and c too, so that all devices of a slice run the same program. In inference c shards nothing.
     most = vary(jnp.max(destinations.number), ('d', 'e', 'c'))
     rounds = pmax('d e c', most) // room + 1
@@ -83,9 +83,9 @@ def exchange(
     return _sum_of_rounds(one_round, rounds, destinations, x, weight, weights)
 
 
-def _room(n_choices: int) -> int:
+def room_of_round(n_choices: int, n_devices: int) -> int:
     """Slots from one device to another in a round: a multiple of 8, and at most the number of choices."""
-    even = ROOM * n_choices / axis_size('e')
+    even = ROOM * n_choices / n_devices
     return min(n_choices, 8 * max(1, round(even / 8 + 0.5)))
 
 
