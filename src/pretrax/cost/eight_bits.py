@@ -29,7 +29,6 @@ def eight_bits_of(model: Model, weights: Any) -> EightBits | None:
     names = [name for block in numerics.blocks for name, kind in block.items() if kind != 'compute' and name in sizes]
     params, values = (sum(sizes[name][k] * sizes[name][2] for name in names) for k in (0, 1))
     experts = sum(sizes[name][0] * sizes[name][2] for name in names if name.startswith('expert_'))
-    if numerics.head != 'compute':
-        table = arch.padded_vocab_size * arch.d_model
-        return EightBits(numerics.wanted, params, values + 2 * arch.d_model + arch.padded_vocab_size, table, experts)
-    return EightBits(numerics.wanted, params, values, 0, experts)
+    head = numerics.head != 'compute'
+    values += head * (2 * arch.d_model + arch.padded_vocab_size)
+    return EightBits(numerics.wanted, params, values, head * arch.padded_vocab_size * arch.d_model, experts)

@@ -25,8 +25,7 @@ Per device and step, with T tokens and P parameters of the layers that multiply 
                  and gathers two again for the gradients of the weights; one that is recomputed scatters its attention
                  once more; the ends two each
     over r       gradients in f32, once per step, over the slow network
-    over e       each token's row to its experts and back, forward; the same and its gradients, three times, backward;
-                 gradients of all but the experts
+    over e       rows of tokens to experts and back: `cost/experts.py`; gradients of all but the experts
     over c       heads to whole sequences and back, or keys and values around a ring, and their gradients; gradients
     over p       the hidden states of a micro-batch, and gradients of the tables;
                  the bubble, (p - 1) / (rounds passes + p - 1) of the step
@@ -153,7 +152,7 @@ class _Sizes:
         keys: numbers of the keys that a query head attends to, on average over positions and layers.
         tokens, tokens_here: of a step, over the mesh and per device.
         rows: of the experts of a layer.
-        target: the hardware, by its name in `--topology`.
+        cores: of a GPU, among which it divides a product; 1 of a TPU.
         layers: per device, with those of multi-token prediction.
         hidden: bytes of the hidden states of the tokens of a device.
         matmul_params: parameters of layers that multiply a token.
@@ -191,7 +190,8 @@ class _Sizes:
             if kind.mixer == 'attention'
         ]
         self.keys = sum(keys) / arch.n_layers
-        self.rows, self.target = rows_of_experts(arch, step, sequence_length), topology.target
+        self.rows = rows_of_experts(arch, step, sequence_length)
+        self.cores = 1 if self.is_tpu else getattr(topology.target, 'cores', 1)
         self.layers = (arch.n_layers + arch.multi_token.n_layers) / self.p
         self.turns = step.all_passes + (self.p - 1) / step.rounds
         self.with_bubble = self.turns / step.all_passes
@@ -200,13 +200,8 @@ class _Sizes:
         self.unembedding = arch.padded_vocab_size * arch.d_model
         self.matmul_params = arch.n_matmul_params - self.unembedding
         tables = self.unembedding * (1 if arch.embedding.tied else 2)
-        experts = (
-            arch.n_expert_layers
-            * arch.experts.n_experts
-            * arch.d_model
-            * arch.feed_forward.d_ff
-            * arch.feed_forward.n_matrices
-        )
+        of_expert = arch.d_model * arch.feed_forward.d_ff * arch.feed_forward.n_matrices
+        experts = arch.n_expert_layers * arch.experts.n_experts * of_expert
         self.in_tables = tables / self.t
         self.in_experts = experts / (self.e * self.t * self.p)
         self.in_layers = (n_params - tables - experts) / (self.t * self.p) + self.in_experts
@@ -232,10 +227,6 @@ class _Sizes:
         """Seconds to sum `n_bytes` over an axis, in some runs."""
         return self.network.seconds('all-reduce', axis, n_bytes, runs=runs)
 
-    def exchange(self, axis: str, n_bytes: float, runs: float = 1) -> float:
-        """Seconds in which each device of an axis sends equal parts of its `n_bytes` to the others, in some runs."""
-        return self.network.seconds('all-to-all', axis, n_bytes, runs=runs)
-
 
 def _model_flops(sizes: _Sizes) -> float:
     """FLOPs of the model for the tokens of a step, without what is computed again."""
@@ -257,12 +248,11 @@ def _expert_products(sizes: _Sizes) -> float:
     """Seconds of the products of experts, each by the slower of its work and its traffic."""
     if not sizes.arch.n_expert_layers:
         return 0.0
-    cores, eight = getattr(sizes.target, 'cores', 1) if not sizes.is_tpu else 1, sizes.step.eight_bits
-    share = float(eight is not None and eight.experts > 0)
-    of_layer = 0.0
-    for one in products_of_experts(sizes.arch, sizes.step, sizes.rows):
-        idle = math.ceil(one.tiles / cores) * cores / one.tiles  # cores that wait for others
-        of_layer += one.times * max(idle * sizes.products(one.flops, share), sizes.traffic(one.bytes))
+    eight, of_layer = sizes.step.eight_bits, 0.0
+    for times, flops, n_bytes, tiles in products_of_experts(sizes.arch, sizes.step, sizes.rows):
+        idle = math.ceil(tiles / sizes.cores) * sizes.cores / tiles  # cores that wait for others
+        work = idle * sizes.products(flops, float(eight is not None and eight.experts > 0))
+        of_layer += times * max(work, sizes.traffic(n_bytes))
     return of_layer * sizes.arch.n_routers / sizes.p * sizes.step.all_passes
 
 
@@ -303,9 +293,7 @@ def _largest_logits(sizes: _Sizes) -> Phase:
 
 def _elementwise(sizes: _Sizes) -> Phase:
     arch = sizes.arch
-    dense = arch.n_dense_layers / arch.n_layers * arch.sizes['F']
-    rows, with_experts = sizes.rows, arch.n_expert_layers / arch.n_layers
-    feed_forward = 3 * (dense + with_experts * arch.feed_forward.d_ff * rows.slots / rows.tokens)
+    feed_forward = 3 * arch.n_dense_layers / arch.n_layers * arch.sizes['F']
     heads = arch.attention.n_heads * arch.mean_d_head + 2 * arch.mean_kv_width
     attention = 2 * heads * arch.n_attention_layers
     linear = 8 * (arch.recurrent.n_heads * arch.recurrent.d_head + arch.recurrent.n_key_heads * arch.recurrent.d_key)
@@ -313,7 +301,8 @@ def _elementwise(sizes: _Sizes) -> Phase:
     values = 10 * arch.d_model + feed_forward + mixers
     times = 3 + repeated_share(arch, sizes.step)
     n_bytes = sizes.width * values * sizes.tokens_here / sizes.t * sizes.layers * times
-    n_bytes += sizes.width * arch.d_model * rows.moved * with_experts * sizes.layers * sizes.step.all_passes
+    of_experts = 3 * times * arch.feed_forward.d_ff / sizes.t * sizes.rows.slots + arch.d_model * sizes.rows.moved
+    n_bytes += sizes.width * of_experts * arch.n_routers / sizes.p * sizes.step.all_passes
     return _work('norms, activations, rotation', sizes.traffic(n_bytes), 'memory')
 
 
@@ -412,16 +401,13 @@ def _over_t(sizes: _Sizes, work: float) -> Phase:
 
 
 def _tokens_over_e(sizes: _Sizes) -> Phase:
-    n_bytes = sizes.rows.exchanges * sizes.rows.sent * sizes.width * sizes.arch.d_model
-    n_bytes *= sizes.arch.n_routers / sizes.p * sizes.turns
-    seconds = sizes.exchange('e', n_bytes)
+    n_bytes = sizes.width * sizes.arch.d_model * sizes.rows.exchanges * sizes.rows.sent
+    seconds = sizes.arch.n_routers / sizes.p * sizes.turns * sizes.network.seconds('all-to-all', 'e', n_bytes)
     return Phase('tokens to experts over e', seconds, sizes.shares.e * seconds, 'e')
 
 
 def _columns_over_c(sizes: _Sizes, attention: float) -> Phase:
-    """Keys and values around a ring, which attention hides,
-    or heads to whole sequences and back: see model/context.py.
-    """
+    """Keys and values around a ring, which attention hides, or heads to sequences and back: see model/context.py."""
     arch, c = sizes.arch, sizes.c
     values, heads = sizes.layers * sizes.tokens_here / sizes.t, arch.attention.n_heads * arch.mean_d_head
     if sizes.step.context == 'ring':  # the gradients that travel with the keys are f32
@@ -429,15 +415,13 @@ def _columns_over_c(sizes: _Sizes, attention: float) -> Phase:
         seconds = sizes.network.seconds('collective-permute', 'c', c * per_hop * values * arch.mean_kv_width)
     else:
         times = 4 + 2 * sizes.step.attends_twice
-        seconds = sizes.exchange('c', times * sizes.width * values * (heads + arch.mean_kv_width))
+        seconds = sizes.network.seconds('all-to-all', 'c', times * sizes.width * values * (heads + arch.mean_kv_width))
     seconds *= sizes.with_bubble
     return Phase('heads and columns over c', seconds, max(sizes.shares.c * seconds, seconds - attention), 'c')
 
 
 def _activations_over_p(sizes: _Sizes) -> Phase:
-    """Hidden states sent to the next stage and gradients sent back,
-    and what the stages gather for the embedding and the head.
-    """
+    """Hidden states to the next stage, gradients back, and what stages gather for the embedding and the head."""
     n_bytes = 2 * sizes.step.rounds * sizes.hidden / sizes.t
     hops = sizes.with_bubble * sizes.network.seconds('collective-permute', 'p', n_bytes)
     seconds = hops + sizes.gather('p', 2 * sizes.hidden / sizes.t)

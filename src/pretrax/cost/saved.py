@@ -75,7 +75,6 @@ def repeated_products(arch: Architecture, step: StepFacts) -> dict[str, float]:
     saved, values = step.saved if step.inputs is None else {}, saved_values(arch, step)
     if saved is None:
         return {}
-    of_experts = arch.n_expert_layers * arch.experts.experts_per_token * arch.feed_forward.d_ff * arch.d_model
     is_exchanged = step.mesh.get('e', 1) > 1 and arch.experts.n_experts > 1
     layers = arch.n_layers + arch.multi_token.n_layers
     found = {
@@ -84,7 +83,8 @@ def repeated_products(arch: Architecture, step: StepFacts) -> dict[str, float]:
         if one.params and saved.get(name, 'recompute') == 'recompute'
     }
     if is_exchanged:  # it keeps nothing, and the results of w_down are not needed: see model/exchange.py
-        found['experts'] = of_experts * (arch.feed_forward.n_matrices - 1)
+        of_token = arch.experts.experts_per_token * arch.d_model * arch.feed_forward.d_ff
+        found['experts'] = arch.n_routers * of_token * (arch.feed_forward.n_matrices - 1)
     whole_stages = step.inputs is not None or (step.mesh.get('p', 1) > 1 and saved == {})
     if whole_stages and arch.n_norms != 4 and not arch.experts.n_experts:
         found['w_down'] = layers * values['up'].params
