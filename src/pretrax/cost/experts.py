@@ -71,8 +71,7 @@ def products_of_experts(arch: Architecture, step: StepFacts, rows: Rows) -> Prod
     blocks = rows.multiplied / rows.block if rows.block else 1
     n_rows, n_experts = rows.multiplied / blocks, 1 if rows.block else arch.experts.n_experts / step.mesh.get('e', 1)
     flops, weights, moved = 2 * n_rows * d_model * d_ff, n_experts * d_model * d_ff, width * n_rows * (d_model + d_ff)
-    tiles = [math.ceil(a / 64) * math.ceil(b / 128) for a, b in ((n_rows, d_ff), (d_model, d_ff))]
-    dense = without_experts(arch)
+    dense, tiles = without_experts(arch), [math.ceil(a / 64) * math.ceil(d_ff / 128) for a in (n_rows, d_model)]
     repeated = sum(repeated_products(arch, step).values()) - sum(repeated_products(dense, step).values())
     times = (2 + repeated / (arch.n_matmul_params - dense.n_matmul_params)) * matrices * blocks
     of_rows = (times, flops, width * weights + moved, tiles[0])
