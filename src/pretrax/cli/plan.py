@@ -1,27 +1,39 @@
 """Predict the memory and speed of a training step.
 
-Nothing is compiled. The plan also lists the layouts that would be faster.
+Nothing is compiled. The plan also lists the layouts that would be faster. With --budget, it chooses the sizes of the
+model, the number of tokens and the layout for an amount of FLOPs, chip-hours or days, and prints the time and cost.
 """
 
-from pretrax.cli._arguments import ConfigFile, HardwareOption, Overrides, SlicesOption
+import dataclasses
+
+from pretrax.cli._arguments import Configuration, HardwareOption, SlicesOption
 from pretrax.errors import UserError
 from pretrax.option import option
 
 
-def plan(
-    config: ConfigFile,
-    overrides: Overrides = (),
-    topology: HardwareOption = None,
-    slices: SlicesOption = None,
-    verify: bool = option('Compile the fastest layouts, and compare their memory with the plan.', default=False),
-) -> None:
-    from pretrax.config import load
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked(Configuration):
+    """What the plan is for."""
+
+    topology: HardwareOption = None
+    slices: SlicesOption = None
+    verify: bool = option('Compile the fastest layouts, and compare their memory with the plan.', default=False)
+    budget: str | None = option("'5000 h100-hours', '1e21 flops' or '30 days', of all chips.", metavar='AMOUNT')
+    price: float | None = option('With --budget: the price of an hour of a chip.', min=0)
+    mttf: float | None = option('With --budget: hours between failures of the hardware. [default: published]', min=0.01)
+    write_speed: float = option('With --budget: GB/s of checkpoints that a machine writes.', default=1.26, min=0.001)
+    law: str | None = option('With --budget: a fit.json of `pretrax scaling`. [default: published]', metavar='FILE')
+
+
+def plan(asked: Asked) -> None:
     from pretrax.cost.topology import parse_topology
 
-    loaded = load(config, overrides)
-    if topology is None:
+    loaded = asked.load()
+    if asked.topology is None:
         raise UserError('plan needs --topology, such as --topology v5e-256 or --topology h200')
-    hardware = parse_topology(topology, slices or 1)
+    if asked.budget is None and {asked.price, asked.mttf, asked.law} != {None}:
+        raise UserError('--price, --mttf and --law need --budget, such as --budget "30 days"')
+    hardware = parse_topology(asked.topology, asked.slices or 1)
     import jax
 
     jax.config.update('jax_platforms', 'cpu')  # a plugin must not look for a TPU or GPU that is not here
@@ -29,11 +41,20 @@ def plan(
     from pretrax.plan.compiled_facts import CompiledFacts
     from pretrax.plan.plan import make_plan, report, verified
 
+    if asked.budget is not None:
+        from pretrax.cost.scaling_laws import PUBLISHED
+        from pretrax.plan.budget import buy, lines_of, parse_budget, read_law
+
+        law = PUBLISHED if asked.law is None else read_law(asked.law)
+        between = None if asked.mttf is None else 3600 * asked.mttf
+        bought = buy(loaded, hardware, parse_budget(asked.budget, hardware), law, between, 1e9 * asked.write_speed)
+        print('\n'.join(lines_of(bought, hardware, law, asked.price)))
+        return
     loaded = settled(loaded, print, hardware)
     compiled = CompiledFacts(loaded, hardware, print)
     found = make_plan(loaded, hardware, print, compiled)
     print('\n'.join(report(found)))
-    if verify:
+    if asked.verify:
         print()
         for line in verified(loaded, hardware, found, compiled):
             print(line, flush=True)

@@ -151,10 +151,8 @@ def _envelope(points: Sequence[Point], start: Any) -> tuple[dict[str, float], li
     if len({params for params, _ in curves}) < 3:
         raise UserError('approach 1 needs the curves of runs with three or more different sizes')
     spans = [(6 * params * curve[0, 0], 6 * params * curve[-1, 0]) for params, curve in curves]
-    low, high = (
-        sorted(start for start, _ in spans)[1],
-        sorted(end for _, end in spans)[-2],
-    )  # where there are two curves
+    starts, ends = map(sorted, zip(*spans, strict=True))
+    low, high = starts[1], ends[-2]  # where there are two curves
     if not low < high:
         raise UserError('approach 1 needs curves that overlap in FLOPs; train some runs longer')
     optima = []
@@ -206,12 +204,13 @@ def _parametric(points: Sequence[Point], start: dict[str, float] | None) -> tupl
     n, d, y = (np.log([getattr(point, name) for point in points]) for name in ('params', 'tokens', 'loss'))
     if len(set(n)) < 3 or len(set(d)) < 3 or len(set(zip(n, d, strict=True))) < 6:
         raise UserError('approach 3 needs six or more different runs, with three or more sizes and numbers of tokens')
-    mean_n, mean_d = n.mean(), d.mean()  # centered, so that log A and alpha hardly depend on each other
+    mean_n, mean_d = n.mean(), d.mean()
+    centered = np.stack([n - mean_n, d - mean_d])  # so that log A and alpha hardly depend on each other
 
     def terms(theta: np.ndarray) -> np.ndarray:
         """log of A/N^alpha, B/D^beta and E, [..., 3, points]; theta is [..., 5]."""
         a, b, e, alpha, beta = np.moveaxis(theta, -1, 0)[..., None]
-        return np.stack([a - alpha * (n - mean_n), b - beta * (d - mean_d), e + 0 * n], -2)
+        return np.stack([a - alpha * centered[0], b - beta * centered[1], e + 0 * n], -2)
 
     def objective(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The Huber loss of log L [...], and its gradient [..., 5]."""
@@ -224,16 +223,7 @@ def _parametric(points: Sequence[Point], start: dict[str, float] | None) -> tupl
         inside = np.abs(residual) <= DELTA
         value = np.where(inside, 0.5 * residual**2, DELTA * (np.abs(residual) - 0.5 * DELTA)).sum(-1)
         slope = np.clip(residual, -DELTA, DELTA)[..., None, :] * weights
-        gradient = np.stack(
-            [
-                slope[..., 0, :],
-                slope[..., 1, :],
-                slope[..., 2, :],
-                -slope[..., 0, :] * (n - mean_n),
-                -slope[..., 1, :] * (d - mean_d),
-            ],
-            -2,
-        ).sum(-1)
+        gradient = np.concatenate([slope.sum(-1), -(slope[..., :2, :] * centered).sum(-1)], -1)
         return value, gradient
 
     if start is None:
@@ -261,15 +251,19 @@ def _parametric(points: Sequence[Point], start: dict[str, float] | None) -> tupl
             'approach 3: the runs do not show how the loss falls with both parameters and tokens\n'
             'vary both over a wider range'
         )
-    a = beta / (alpha + beta)
-    log_g = (math.log(alpha / beta) + log_a - log_b) / (alpha + beta)
-    values = {
-        'E': math.exp(log_e),
-        'A': math.exp(log_a),
-        'B': math.exp(log_b),
-        'alpha': alpha,
-        'beta': beta,
-        'a': a,
-        'log k': log_g - a * math.log(6),
-    }
+    values = _parametric_values(math.exp(log_e), math.exp(log_a), math.exp(log_b), alpha, beta)
     return values, []
+
+
+def _parametric_values(e: float, a: float, b: float, alpha: float, beta: float) -> dict[str, float]:
+    """The values of approach 3, with the exponent and the factor of N_opt (eq. 4)."""
+    exponent, log_g = beta / (alpha + beta), math.log(alpha * a / beta / b) / (alpha + beta)
+    log_k = log_g - exponent * math.log(6)
+    return {'E': e, 'A': a, 'B': b, 'alpha': alpha, 'beta': beta, 'a': exponent, 'log k': log_k}
+
+
+# The experiments of Hoffmann et al. as Besiroglu et al. 2024 fit them (arXiv:2404.10102). The interval is that of
+# published fits to these experiments: also approach 1 (two rows of table 3), and eq. 10 as printed.
+_REFIT = _parametric_values(1.8172, 482.01, 2085.43, 0.3478, 0.3658)
+_FITS = _REFIT, _power_law([(1.21e20, 1e9), (1.27e26, 1e12)]), _parametric_values(1.69, 406.4, 410.7, 0.34, 0.28)
+PUBLISHED = Fit(3, _REFIT, {}, _optimum(_REFIT), [], [_optimum(values) for values in _FITS])

@@ -1,0 +1,202 @@
+"""`pretrax plan --budget`: the model, tokens, layout, days and cost that some FLOPs, chip-hours or days pay for.
+
+A scaling law gives the parameters N and tokens D of C = 6 N D FLOPs, the search of a plan the layout, and its
+prediction the time of a step. Checkpoints and failures lose a share of the run:
+
+    delta / tau + (tau / 2 + R) / M        tau = sqrt(2 delta M)
+
+A checkpoint takes delta seconds, every tau seconds; the step waits for less, since most of it is in the background. A
+failure, every M seconds on average, loses half an interval, and R seconds for the restart. To first order, this tau
+loses least: Young 1974, doi:10.1145/361147.361115; Daly 2006, doi:10.1016/j.future.2004.11.016.
+"""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterator
+
+from pretrax.amounts import duration, size
+from pretrax.config import RunConfig, from_values, written_values
+from pretrax.cost.scaling_laws import PUBLISHED, Fit, Point, fit
+from pretrax.cost.teacher import n_params
+from pretrax.cost.topology import Topology
+from pretrax.errors import UserError
+from pretrax.model.architecture import Architecture
+from pretrax.plan.plan import Candidate, Planner
+from pretrax.storage import locate
+from pretrax.view.charts.chart import number_text
+
+# Chip-seconds between failures: 6.5 in 1,000 days of nodes with eight GPUs. Kokolis et al. 2024, arXiv:2410.21680, who
+# conclude 1.8 hours for 16,384 GPUs. Smaller jobs fail more often: 7.9 hours at 1,024 GPUs.
+CHIP_SECONDS_BETWEEN_FAILURES = 1000 * 86400 * 8 / 6.5
+RESTART = 300.0  # seconds from a failure to the first step, besides reading the checkpoint: assumed
+_FIRST_MFU = 0.4  # of a budget in time, for the first guess of its FLOPs
+_WRONG_SIZE = 1.5  # a model whose parameters differ from those of the law by more than this factor is refused
+
+
+@dataclasses.dataclass(frozen=True)
+class Purchase:
+    """What a budget pays for.
+
+    Attributes:
+        sizes: arguments for the sizes of the model.
+        params: N.
+        batch: tokens of a step.
+        best: the fastest layout.
+        delta, between: seconds to write a checkpoint, and between failures.
+        steps: of the run.
+    """
+
+    sizes: list[str]
+    params: int
+    batch: int
+    best: Candidate
+    delta: float
+    between: float
+    steps: int
+
+    @property
+    def seconds(self) -> float:
+        """From the start of the run to its end."""
+        return self.steps * self.best.prediction.seconds / (1 - share_lost(self.delta, self.between))
+
+
+def best_interval(delta: float, between: float) -> float:
+    """Seconds between checkpoints that take `delta` seconds, with `between` seconds between failures."""
+    return math.sqrt(2 * delta * between)
+
+
+def share_lost(delta: float, between: float) -> float:
+    """The share of a run that checkpoints and failures take, with the best interval."""
+    interval = best_interval(delta, between)
+    return delta / interval + (interval / 2 + RESTART + delta) / between
+
+
+def parse_budget(text: str, hardware: Topology) -> tuple[float, float]:
+    """'1e21 flops' -> FLOPs, 0; '5000 h100-hours' or '30 days' -> 0, seconds of all the hardware. Raises UserError."""
+    found = re.fullmatch(r'([\d_,]*\.?\d+(?:e[+-]?\d+)?)\s*([a-z0-9-]+)', text.strip().lower())
+    amount, unit = (float(found[1].replace(',', '')), found[2]) if found else (0.0, '')
+    of_chips = f'{hardware.version}-hours'
+    units = {'days': 86400.0, 'hours': 3600.0, of_chips: 3600.0 / (hardware.chips * hardware.slices), 'flops': 0.0}
+    if amount <= 0 or unit not in units:
+        raise UserError(f'--budget {text!r}: expected {of_chips}, flops, days or hours, such as "5000 {of_chips}"')
+    return amount * (unit == 'flops'), amount * units[unit]
+
+
+def read_law(path: str) -> Fit:
+    """The law of a `fit.json` that `pretrax scaling` wrote, by the last approach in it. Raises UserError."""
+    try:
+        written = json.loads(locate(path).read_bytes())
+        points, approach = [Point(**point) for point in written['points']], written['fits'][-1]['approach']
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f'--law {path}: expected a fit.json of `pretrax scaling`: {error}') from None
+    return fit(points, approach)
+
+
+def sizes_for(arch: Architecture, params: float) -> list[str]:
+    """The arguments that give a dense decoder the number of layers and the width with about `params` parameters.
+
+    The width grows with the layers, heads keep their width, and the feed-forward keeps its ratio to the width.
+
+    Raises:
+        UserError: the decoder has experts, or no size is near.
+    """
+    if arch.experts.n_experts:
+        raise UserError('--budget: the scaling law is of dense decoders\nuse model.experts.n_experts=0')
+
+    def sizes(n_layers: int) -> dict[str, int]:
+        heads = max(1, round(arch.attention.n_heads * n_layers / arch.n_layers))
+        step = 2 ** max(0, heads.bit_length() - 5)  # up to 31, then multiples of 2, 4, ..., which a mesh can shard
+        heads = step * round(heads / step)
+        width = heads * arch.d_model // arch.attention.n_heads
+        return {
+            'n_layers': n_layers,
+            'd_model': width,
+            'attention.n_heads': heads,
+            'attention.n_kv_heads': math.gcd(heads, arch.attention.n_kv_heads),
+            'attention.d_head': arch.attention.d_head,
+            'feed_forward.d_ff': 64 * max(1, round(arch.feed_forward.d_ff * width / arch.d_model / 64)),
+        }
+
+    def ratio(n_layers: int) -> float:
+        return n_params(arch.replace(sizes(n_layers))) / params
+
+    above = next(n for n in range(1, 10_000) if ratio(n) >= 1)
+    best = min(above, max(1, above - 1), key=lambda n: abs(math.log(ratio(n))))
+    if abs(math.log(ratio(best))) > math.log(_WRONG_SIZE):
+        raise UserError(
+            f'--budget: the scaling law says {number_text(params, digits=3)} parameters; with {best} layers, this '
+            f'model has {number_text(ratio(best) * params, digits=3)}\nuse another budget, or a smaller vocabulary'
+        )
+    return [f'model.{key}={value}' for key, value in sizes(best).items()]
+
+
+def buy(
+    config: RunConfig, hardware: Topology, budget: tuple[float, float], law: Fit, between: float | None, speed: float
+) -> Purchase:
+    """What a budget pays for on all of the hardware.
+
+    Args:
+        config: its model is resized, and its batch is kept.
+        budget: FLOPs, or seconds: see `parse_budget`.
+        law: of N.
+        between: seconds between failures of the hardware; None: as published.
+        speed: bytes/s that a machine writes and reads of a checkpoint.
+
+    Raises:
+        UserError: the model has no such size, nothing fits, or failures leave no time to train.
+    """
+    arch = Planner(config, hardware, lambda text: None).arch
+    between = between or CHIP_SECONDS_BETWEEN_FAILURES / (hardware.chips * hardware.slices)
+    n, machines = hardware.n_devices, hardware.hosts * hardware.slices
+    flops = budget[0] or _FIRST_MFU * hardware.device.peak('bf16') * n * budget[1]
+    close = 0.01
+    while True:  # the FLOPs that a time pays for depend on the size
+        sizes = sizes_for(arch, law.optimum(flops))
+        planner = Planner(from_values(written_values(config), sizes), hardware, lambda text: None)
+        search, params = planner.search(), planner.n_stored_params - planner.arch.n_padding_params
+        if not search.found:
+            lines = [f'--budget: {number_text(params, digits=3)} parameters on {hardware}:', *search.why_none()]
+            raise UserError('\n'.join(lines))
+        best, batch = search.found[0], planner.size.tokens
+        shards = min(n // machines, n // best.mesh['r'] // best.mesh['c'])  # of a machine; replicas do not write theirs
+        delta = shards * (best.memory.weights + best.memory.moments) / speed
+        if (lost := share_lost(delta, between)) >= 1:
+            raise UserError(
+                f'--budget: with a failure every {duration(between)}, the run makes no progress\n'
+                'use fewer chips, or a higher --write-speed'
+            )
+        bought = budget[0] or 6 * params * batch * budget[1] * (1 - lost) / best.prediction.seconds
+        if abs(math.log(bought / flops)) < close:
+            steps = max(1, round(bought / 6 / params / batch))
+            return Purchase(sizes, params, batch, best, delta=delta, between=between, steps=steps)
+        flops, close = bought, 2 * close  # which ends, if two sizes choose each other
+
+
+def lines_of(bought: Purchase, hardware: Topology, law: Fit, price: float | None) -> Iterator[str]:
+    """The output of `pretrax plan --budget`. `price`: of an hour of a chip; None: not known."""
+    tokens, best, chips = bought.steps * bought.batch, bought.best, hardware.chips * hardware.slices
+    flops, hours = 6 * bought.params * tokens, bought.seconds / 3600
+    wanted = law.optimum(flops)
+    low, high = law.interval(flops, 1.0 if law is PUBLISHED else 0.95) or (wanted, wanted)
+    sizes = (number_text(n, digits=3) for n in (bought.params, wanted, low, high, tokens))
+    params, of_law, least, most, n_tokens = sizes
+    cost = '' if price is None else f', {price * chips * hours:,.0f} at {price:g} per hour of a chip'
+    yield f'time: {hours / 24:,.3g} days of {hardware}, {chips * hours:,.0f} {hardware.version}-hours{cost}'
+    yield f'model: {params} parameters; the scaling law says {of_law} ({least} to {most})'
+    at_best, fewest, largest = (f'{flops / 6 / n**2:.3g}' for n in (wanted, high, low))
+    yield (
+        f'tokens: {n_tokens}, {tokens / bought.params:.3g} per parameter; the law says {at_best} ({fewest} to '
+        f'{largest}); {flops:.3g} FLOPs'
+    )
+    yield (
+        f'step: {best.prediction.seconds:.3g} s, MFU {best.prediction.mfu:.0%}, '
+        f'{bought.batch / best.prediction.seconds:,.0f} tokens/s, {size(best.memory.total)} of {size(hardware.memory)}'
+    )
+    yield (
+        f'lost: {share_lost(bought.delta, bought.between):.1%} to checkpoints of {duration(bought.delta)} and to a '
+        f'failure every {duration(bought.between)}'
+    )
+    minutes = f'checkpoint.every=0 checkpoint.minutes={best_interval(bought.delta, bought.between) / 60:.3g}'
+    yield f'change: {" ".join(bought.sizes)} {best.written()} steps={bought.steps} {minutes}'
