@@ -127,7 +127,7 @@ CHANGES: dict[str, tuple[list[str], list[str]]] = {
     'model.positions': ([], ['model.positions=learned']),
     'model.experts.router.bias': (EXPERTS, ['model.experts.router.bias=true']),
 }  # fmt: skip
-MEMORY_ONLY = {'model.layers', 'precision.compute'}  # the plan prints that unrolled layers are faster
+MEMORY_ONLY = {'model.layers'}  # the plan prints that unrolled layers are faster
 # {key: a base whose step has the key, and another value}
 LEFT_OUT: dict[str, tuple[list[str], str]] = {
     'model.block.dropout': ([], 'model.block.dropout=0.1'),
