@@ -89,8 +89,15 @@ def test_sizes_are_those_of_the_configuration_at_its_own_number_of_parameters():
     own = ['n_layers=32', 'd_model=4096', 'attention.n_heads=32', 'attention.n_kv_heads=8', 'attention.d_head=128']
     assert sizes_for(arch, n_params(arch)) == [f'model.{one}' for one in (*own, 'feed_forward.d_ff=14336')]
     half = dict(one.removeprefix('model.').split('=') for one in sizes_for(arch, n_params(arch) / 8))
-    assert (half['n_layers'], half['d_model'], half['feed_forward.d_ff']) == ('16', '2048', '7168')
-    assert half['attention.n_kv_heads'] == '8'
+    assert (half['d_model'], half['feed_forward.d_ff']) == ('2048', '7168')
+    assert half['attention.n_kv_heads'] == '4'
+    for params in 3e8, 1e9, 3e9, 2e10, 1e11, 4e11:
+        found = {
+            key: int(value) for key, value in (one.removeprefix('model.').split('=') for one in sizes_for(arch, params))
+        }
+        assert n_params(arch.replace(found)) == pytest.approx(params, rel=0.05)
+        assert found['attention.n_heads'] == 4 * found['attention.n_kv_heads'] == found['d_model'] // 128
+        assert 0.7 < found['n_layers'] / found['attention.n_heads'] <= 1.05
 
 
 def test_experts_and_models_that_are_mostly_vocabulary_are_refused():
@@ -118,14 +125,14 @@ def test_days_are_spent_with_what_failures_take():
         assert bought.seconds == pytest.approx(86400 * 10, rel=0.01)
         assert bought.params == pytest.approx(PUBLISHED.optimum(6 * bought.params * bought.steps * 2**22), rel=0.1)
     with pytest.raises(UserError, match='makes no progress'):
-        buy(from_values(LLAMA), NODES, (0, 86400 * 10), PUBLISHED, 600, SPEED)
+        buy(from_values(LLAMA), NODES, (0, 86400 * 10), PUBLISHED, 200, SPEED)  # a restart takes 300
 
 
-def test_the_hours_of_llama_2_buy_the_flops_of_llama_2():
+def test_the_hours_of_llama_2_buy_the_flops_of_llama_2_or_up_to_twice_as_many():
     # Touvron et al. 2023, arXiv:2307.09288, table 2: 184,320 hours of A100 80GB; 6.74B parameters, 2T tokens
     hardware = parse_topology('a100x8', 128)
     bought = buy(from_values(LLAMA), hardware, parse_budget('184320 a100-hours', hardware), PUBLISHED, None, SPEED)
-    assert 6 * bought.params * bought.steps * 2**22 == pytest.approx(6 * 6.74e9 * 2e12, rel=0.25)
+    assert 1 <= 6 * bought.params * bought.steps * 2**22 / (6 * 6.74e9 * 2e12) < 2
 
 
 def test_a_law_of_ones_own_runs(tmp_path):

@@ -32,7 +32,7 @@ from pretrax.view.charts.chart import number_text
 CHIP_SECONDS_BETWEEN_FAILURES = 1000 * 86400 * 8 / 6.5
 RESTART = 300.0  # seconds from a failure to the first step, besides reading the checkpoint: assumed
 _FIRST_MFU = 0.4  # of a budget in time, for the first guess of its FLOPs
-_WRONG_SIZE = 1.5  # a model whose parameters differ from those of the law by more than this factor is refused
+_WRONG_SIZE = 0.3  # a model is refused if the logarithm of its parameters differs from the law by more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,8 @@ def read_law(path: str) -> Fit:
 def sizes_for(arch: Architecture, params: float) -> list[str]:
     """The arguments that give a dense decoder the number of layers and the width with about `params` parameters.
 
-    The width grows with the layers, heads keep their width, and the feed-forward keeps its ratio to the width.
+    Heads keep their width and share keys as before, and the feed-forward keeps its ratio to the width. The layers grow
+    with the width, or a quarter less.
 
     Raises:
         UserError: the decoder has experts, or no size is near.
@@ -105,31 +106,37 @@ def sizes_for(arch: Architecture, params: float) -> list[str]:
     if arch.experts.n_experts:
         raise UserError('--budget: the scaling law is of dense decoders\nuse model.experts.n_experts=0')
 
-    def sizes(n_layers: int) -> dict[str, int]:
-        heads = max(1, round(arch.attention.n_heads * n_layers / arch.n_layers))
-        step = 2 ** max(0, heads.bit_length() - 5)  # up to 31, then multiples of 2, 4, ..., which a mesh can shard
-        heads = step * round(heads / step)
+    group = arch.attention.n_heads // arch.attention.n_kv_heads
+
+    def sizes(heads: int, n_layers: int) -> dict[str, int]:
         width = heads * arch.d_model // arch.attention.n_heads
         return {
             'n_layers': n_layers,
             'd_model': width,
             'attention.n_heads': heads,
-            'attention.n_kv_heads': math.gcd(heads, arch.attention.n_kv_heads),
+            'attention.n_kv_heads': heads // group,
             'attention.d_head': arch.attention.d_head,
             'feed_forward.d_ff': 64 * max(1, round(arch.feed_forward.d_ff * width / arch.d_model / 64)),
         }
 
-    def ratio(n_layers: int) -> float:
-        return n_params(arch.replace(sizes(n_layers))) / params
+    def error(heads: int, n_layers: int) -> float:
+        return math.log(n_params(arch.replace(sizes(heads, n_layers))) / params)
 
-    above = next(n for n in range(1, 10_000) if ratio(n) >= 1)
-    best = min(above, max(1, above - 1), key=lambda n: abs(math.log(ratio(n))))
-    if abs(math.log(ratio(best))) > math.log(_WRONG_SIZE):
+    def usual_layers(heads: int) -> int:
+        return max(1, round(arch.n_layers * heads / arch.attention.n_heads))
+
+    heads = group
+    while error(heads, usual_layers(heads)) < 0:
+        heads += group * 2 ** max(0, (heads // group).bit_length() - 5)  # up to 32 groups, then multiples of 2, 4, ...
+    near = range(max(1, usual_layers(heads) * 3 // 4), usual_layers(heads) + 1)
+    n_layers = min(near, key=lambda n: abs(error(heads, n)))
+    if abs(error(heads, n_layers)) > _WRONG_SIZE:
         raise UserError(
-            f'--budget: the scaling law says {number_text(params, digits=3)} parameters; with {best} layers, this '
-            f'model has {number_text(ratio(best) * params, digits=3)}\nuse another budget, or a smaller vocabulary'
+            f'--budget: the scaling law says {number_text(params, digits=3)} parameters; with {n_layers} layers, this '
+            f'model has {number_text(math.exp(error(heads, n_layers)) * params, digits=3)}\n'
+            'use another budget, or a smaller vocabulary'
         )
-    return [f'model.{key}={value}' for key, value in sizes(best).items()]
+    return [f'model.{key}={value}' for key, value in sizes(heads, n_layers).items()]
 
 
 def buy(
