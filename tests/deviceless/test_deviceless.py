@@ -173,13 +173,18 @@ def test_a_plan_is_verified_by_the_compiler(python, tmp_path):
         'data: {name: synthetic, vocab_size: 4096}\nbatch: {tokens: 32768, sequence_length: 1024}\n'
         'optimizer: {learning_rate: 1e-3}\n'
     )
-    lines = run(
-        python, pathlib.Path(python).parent / 'pretrax', 'plan', tmp_path / 'small.yaml', '--topology=h200', '--verify'
-    ).splitlines()
+    pretrax, cache = pathlib.Path(python).parent / 'pretrax', f'XDG_CACHE_HOME={tmp_path}'
+    command = cache, pretrax, 'plan', tmp_path / 'small.yaml', '--topology=h200', '--verify'
+    lines = run('env', *command).splitlines()
     rows = [line for line in lines if ', fits' in line]
     assert len(rows) == 3
     errors = [float(re.search(r'([+-]\d+)%', row)[1]) for row in rows]
     assert max(map(abs, errors)) <= 15
+    entry = json.loads((tmp_path / 'pretrax' / 'plan.json').read_text())
+    assert [len(choices) for choices in entry.values()] == [3]
+    again = run('env', *command).splitlines()
+    assert [line for line in again if ', fits' in line] == rows
+    assert sum(' compiled ' in line and 'model.save' in line for line in again) == 3
 
 
 @pytest.mark.nightly

@@ -166,6 +166,17 @@ def test_if_nothing_fits_the_plan_says_what_it_tried_and_the_least_memory():
     assert again.memory.total > topology.memory
 
 
+def test_if_a_planned_mesh_does_not_fit_the_error_names_what_fits():
+    """Llama 3 8B on 16 chips of v5e, with every result of a product kept in device memory."""
+    hardware, model = parse_topology('v5e-16'), {'preset': 'llama3-8b', 'save': 'dots'}
+    config = from_values(values(model, 16, 8192, mesh={'d': 16, 't': 'auto'}))
+    with pytest.raises(UserError, match='candidates fits v5e:4x4') as error:
+        settled(config, lambda text: None, hardware)
+    suggested = shlex.split(str(error.value).splitlines()[-1].removeprefix('use ').partition(', which')[0])
+    again = from_values(values(model, 16, 8192), suggested)
+    assert Planner(again, hardware, lambda text: None).as_configured().memory.total < hardware.memory
+
+
 def test_an_impossible_batch_is_not_a_lack_of_memory():
     """One sequence for a pair of devices, and a vocabulary that cannot be sharded further."""
     config = from_values(values({'preset': 'llama3-8b'}, 3, 2048, mesh={'d': 'auto', 'r': 4, 't': 'auto'}))

@@ -39,7 +39,7 @@ from pretrax.plan.keys import keys_left_out, left_out_lines
 from pretrax.plan.layouts import layouts
 from pretrax.plan.step import compile_ahead, schedule_of
 from pretrax.run.setup import build_model, build_recipe, open_source
-from pretrax.train.state import abstract_state, with_shardings
+from pretrax.train.state import abstract_state
 from pretrax.train.update_cost import axes_of_cost, update_cost
 from pretrax.view.tables import terminal_width, text_table
 
@@ -109,7 +109,6 @@ class Planner:
         self._axes_of_cost = axes_of_cost(recipe)
         with jax.set_mesh(one):
             self._state = abstract_state(recipe)
-        self._weights = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), self._state.weights)
         self.arch, self.n_stored_params = whole.arch, sum(w.size for w in jax.tree.leaves(self._state.weights))
         self._updates: dict[tuple[int, ...], UpdateCost] = {}
         self._known = compiled
@@ -237,9 +236,7 @@ class Planner:
             recipe = build_recipe(self.config, self._model(mesh), 1)
             sizes = AbstractMesh(tuple(mesh.values()), tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh))
             with jax.sharding.use_abstract_mesh(sizes):
-                by_mesh = 'r' in self._axes_of_cost  # the mesh may change the shapes of the state
-                like = abstract_state(recipe, weights=self._weights) if by_mesh else None
-                self._updates[key] = update_cost(recipe, like or with_shardings(recipe, self._state))
+                self._updates[key] = update_cost(recipe, abstract_state(recipe, other=self._state))
         return self._updates[key]
 
     def _schedule(

@@ -77,20 +77,20 @@ def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
     return in_host(scalars._replace(weights=weights, optimizer=moments, ema=ema), like, recipe.offload)
 
 
-def abstract_state(recipe: Recipe, seed: int = 0, weights: Weights | None = None) -> TrainState:
+def abstract_state(recipe: Recipe, seed: int = 0, other: TrainState | None = None) -> TrainState:
     """Shapes, dtypes and shardings of a state on the current mesh: to restore one, or to compile without one.
 
     Args:
-        weights: their shapes and dtypes, if they are known: tracing how they are made takes most of the time.
+        other: the same on another mesh, if it is known: tracing takes most of the time.
     """
-    shapes = jax.eval_shape(lambda: recipe.model.init(jax.random.key(seed))) if weights is None else weights
-    like = with_shardings(recipe, jax.eval_shape(lambda w: _fresh(recipe, w), shapes))
+    if other is None:
+        weights = jax.eval_shape(lambda: recipe.model.init(jax.random.key(seed)))
+    else:
+        weights = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), other.weights)
+    by_mesh = other and any(map(_is_owned, jax.tree.leaves(other.optimizer, is_leaf=_is_owned)))
+    like = jax.eval_shape(lambda w: _fresh(recipe, w), weights) if other is None or by_mesh else other
+    like = jax.tree.map(_with_sharding, like, state_shardings(recipe, like))
     return like._replace(constants=recipe.model.abstract_constants())
-
-
-def with_shardings(recipe: Recipe, like: TrainState) -> TrainState:
-    """Shapes and dtypes of a state, with their shardings on the current mesh."""
-    return jax.tree.map(_with_sharding, like, state_shardings(recipe, like))
 
 
 def by_weight(state: Any) -> Any:
