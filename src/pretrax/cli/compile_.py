@@ -11,7 +11,6 @@ nothing is compiled then.
 from pretrax.cli._arguments import ConfigFile, HardwareOption, Overrides, SlicesOption
 from pretrax.errors import UserError
 from pretrax.option import option
-from pretrax.storage import AnyPath
 
 DOES_NOT_FIT = 1
 
@@ -33,7 +32,12 @@ def compile_(
     if is_text(config):
         if picture is None:
             raise UserError(f'{config} is a compiled step\n  to draw it: pretrax compile {config} --graph FILE.html')
-        _draw_text(locate(config), picture)
+        from pretrax.view.program.file import read_program
+        from pretrax.view.program.picture import write_picture
+
+        text = locate(config)
+        write_picture(picture, read_program(text), text.name.partition('.')[0])
+        print(f'wrote {picture}')
         return 0
     place = None if save is None else locate(save)
     loaded = load(config, overrides)  # before the slow import of JAX: report mistakes at once
@@ -64,11 +68,3 @@ def compile_(
 
         print(f'\nwrote {graph}: {draw(planned, picture)}')
     return DOES_NOT_FIT if not planned.fits and planned.limit is not None else 0
-
-
-def _draw_text(text: AnyPath, picture: AnyPath) -> None:
-    from pretrax.view.program.file import read_program
-    from pretrax.view.program.picture import write_picture
-
-    write_picture(picture, read_program(text), text.name.partition('.')[0])
-    print(f'wrote {picture}')

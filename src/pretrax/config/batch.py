@@ -138,14 +138,10 @@ def check_batch(batch: Batch, mesh: Mapping[str, int]) -> None:
         except UserError as error:
             if len(batch.sizes) == 1:
                 raise
-            raise UserError(f'from step {first} on, {_by_step(str(error), batch, first)}') from error
-
-
-def _by_step(text: str, batch: Batch, step: int) -> str:
-    """A message that says batch.tokens=N, as an entry of a schedule: a plain number would replace the schedule."""
-    if not isinstance(batch.tokens, tuple):
-        return text
-    return re.sub(r'batch\.tokens=(\d+)', rf'batch.tokens with [{step}, \1]', text)
+            text = str(error)
+            if isinstance(batch.tokens, tuple):  # a plain number would replace the schedule
+                text = re.sub(r'batch\.tokens=(\d+)', rf'batch.tokens with [{first}, \1]', text)
+            raise UserError(f'from step {first} on, {text}') from error
 
 
 def _check_size(batch: BatchSize, mesh: Mapping[str, int]) -> None:

@@ -51,15 +51,13 @@ def merged_schema(schemas: Sequence[Schema], definitions: Mapping[str, Schema]) 
     for schema in schemas:
         for key, value in schema['properties'].items():
             if key not in properties:
-                value = _with_merged_items(value, definitions)
+                if kinds := [
+                    definitions[k['$ref'].rpartition('/')[2]] for k in value.get('items', {}).get('oneOf', ())
+                ]:
+                    value = value | {'items': merged_schema(kinds, definitions)}
                 properties[key] = value if key in required else _or_null(value)
     merged = {'type': 'object', 'additionalProperties': False, 'properties': properties}
     return merged | ({'required': required} if required else {})
-
-
-def _with_merged_items(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
-    kinds = [definitions[kind['$ref'].rpartition('/')[2]] for kind in schema.get('items', {}).get('oneOf', ())]
-    return schema | {'items': merged_schema(kinds, definitions)} if kinds else schema
 
 
 def _or_null(schema: Schema) -> Schema:

@@ -49,7 +49,8 @@ def advice_for(key: str, value: Any, given: Mapping[str, Any], known: Mapping[st
         return f'write {assignment(meant, value)}' if is_shown else f'write {meant}'
     advice = table.advice.get(name, '')
     length = _at(given, 'batch', 'sequence_length')
-    if name.endswith('batch_size') and advice and is_shown and _are_counts(value, length):
+    are_counts = all(type(each) is int and each > 0 for each in (value, length))
+    if name.endswith('batch_size') and advice and is_shown and are_counts:
         return f'write batch.tokens={value * length} ({value} x {length}): {advice}'
     return advice
 
@@ -64,7 +65,3 @@ def _at(given: Any, *path: str) -> Any:
     for key in path:
         given = given.get(key) if isinstance(given, Mapping) else None
     return given
-
-
-def _are_counts(*values: Any) -> bool:
-    return all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in values)

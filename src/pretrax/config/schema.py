@@ -113,7 +113,7 @@ class Component(Section):
             raise ValueError(f'the {cls.kind} {name!r} has options that pretrax applies itself: {sorted(reserved)}')
         options = {key: value for key, value in values.items() if key not in common}
         valid = common | set(model.model_fields)
-        anywhere = known_keys_elsewhere(cls)
+        anywhere = [key for key in known_keys(RunConfig) if not key.startswith(f'{cls.kind}.')]
         nested = cls.nested_names(values)
         strangers = [
             unknown((key,), valid, anywhere, nested, advice_for(key, options[key], {}, keys_by_last_name(RunConfig)))
@@ -160,17 +160,15 @@ class Data(Component):
     kind = 'data'
 
 
-def _patterns(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
-
-
 class ParameterGroup(Section):
     """Weights with a learning rate or a decay of their own."""
 
     match: Annotated[
         tuple[str, ...],
         Field(min_length=1, strict=False),
-        pydantic.BeforeValidator(_patterns, json_schema_input_type=str | tuple[str, ...]),
+        pydantic.BeforeValidator(
+            lambda given: (given,) if isinstance(given, str) else given, json_schema_input_type=str | tuple[str, ...]
+        ),
     ] = Field(description='a pattern for the names of weights, or several')
     learning_rate_scale: NotNegative = default(1.0, 'multiplies the learning rate; 0: frozen')
     weight_decay: NotNegative | None = default(
@@ -715,8 +713,3 @@ class RunConfig(Section):
                     'leave out this change, or write more steps',
                 )
         return self
-
-
-def known_keys_elsewhere(section: type[Component]) -> list[str]:
-    """Dotted keys outside a section, to suggest for a key in the wrong section."""
-    return [key for key in known_keys(RunConfig) if not key.startswith(f'{section.kind}.')]

@@ -158,7 +158,9 @@ def _write_rows(run: Run, files: TeacherFiles | None, teacher: Teacher, k: int, 
         if not missing:
             continue
         at = run.at(number)
-        found = top_k_of_batch(at, teacher, at.place(functools.partial(_rows_of, host)), k)
+        found = top_k_of_batch(
+            at, teacher, at.place(lambda rows, host=host: HostBatch(*(array[rows] for array in host))), k
+        )
         for digest, row in missing.items():
             waiting[digest] = tuple(array[row] for array in found)
             tail += float(np.exp(found.log_tail[row]).mean())
@@ -186,10 +188,6 @@ def _known_to_all(files: TeacherFiles | None) -> set[int]:
         halves = multihost_utils.broadcast_one_to_all(own.view(np.uint32))  # JAX has no 64 bits by default
         rows = np.asarray(halves).view(np.uint64)
     return set(rows.tolist())
-
-
-def _rows_of(host: HostBatch, rows: slice) -> HostBatch:
-    return HostBatch(*(array[rows] for array in host))
 
 
 def top_k_of_batch(run: Run, teacher: Teacher, batch: Batch, k: int) -> HostTopK:

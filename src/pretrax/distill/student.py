@@ -124,7 +124,10 @@ class DistilledTransformer(Transformer):
         if how.hidden is not None:
             assert self.teacher is not None, 'hidden states come from a teacher that runs'
             how.hidden.check(self.arch.n_layers, self.teacher.arch.n_layers)
-            self.choices['hidden states'] = self._describe_hidden(how.hidden, self.teacher.arch.d_model)
+            width = self.teacher.arch.d_model
+            pairs = ', '.join(f'layer {ours} learns {theirs}' for ours, theirs in how.hidden.layers)
+            through = '' if self.arch.d_model == width else f', projected from {self.arch.d_model} to {width}'
+            self.choices['hidden states'] = f'{pairs} of the teacher{through}; weight {how.hidden.weight:g}'
 
     @property
     def uninherited(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -244,11 +247,6 @@ class DistilledTransformer(Transformer):
         if hidden is None or self.teacher is None or self.teacher.arch.d_model == width:
             return None
         return abstract_projection(len(hidden.layers), width, self.teacher.arch.d_model)
-
-    def _describe_hidden(self, hidden: HiddenMatch, width: int) -> str:
-        pairs = ', '.join(f'layer {ours} learns {theirs}' for ours, theirs in hidden.layers)
-        through = '' if self.arch.d_model == width else f', projected from {self.arch.d_model} to {width}'
-        return f'{pairs} of the teacher{through}; weight {hidden.weight:g}'
 
 
 def build_teacher(request: ModelRequest, options: TransformerOptions, context: str) -> Transformer:

@@ -214,9 +214,7 @@ def _rows(everything: dict[int, list[Finding]], names: dict[int, str]) -> list[R
     every = tuple(everything)
     rows = compare_nodes(everything)
     rows += [Row(f.check, f.status, every, f.result, f.fix) for f in slow_pairs(measured, names)]
-    return [dataclasses.replace(row, result=_with_names(row.result, names)) for row in rows]
-
-
-def _with_names(text: str, names: dict[int, str]) -> str:
-    """A text with the nodes' names instead of the processes' numbers."""
-    return re.sub(r'\bprocess (\d+)', lambda match: names.get(int(match[1]), match[0]), text)
+    return [
+        dataclasses.replace(row, result=re.sub(r'\bprocess (\d+)', lambda m: names.get(int(m[1]), m[0]), row.result))
+        for row in rows
+    ]

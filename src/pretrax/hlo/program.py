@@ -139,7 +139,8 @@ class Program:
         """The innermost place outside of the libraries, such as 'pretrax/model/mlp.py:23'; '' if unknown."""
         stack = self.stack(one)
         own = [frame for frame in stack if not any(part in frame.file for part in _LIBRARIES)]
-        return next((f'{short_path(frame.file)}:{frame.line}' for frame in (*own, *stack)), '')
+        place = next((f'{frame.file}:{frame.line}' for frame in (*own, *stack)), '')
+        return re.sub(r'^.*/(?:site-packages|src|lib/python[\d.]+)/', '', place)  # from its package on
 
     @property
     def flops(self) -> float:
@@ -210,11 +211,6 @@ def parse_program(text: str, mesh: Mapping[str, int] | None = None) -> Program:
 def plain_type(written: str) -> str:
     """A type without layouts, such as 'bf16[8,128]'."""
     return re.sub(r'\{[^{}]*\}|/\*.*?\*/', '', written)
-
-
-def short_path(file: str) -> str:
-    """The path of a source file from its package on."""
-    return re.sub(r'^.*/(?:site-packages|src|lib/python[\d.]+)/', '', file)
 
 
 def _mesh_of(text: str) -> dict[str, int]:

@@ -51,11 +51,6 @@ class Transfer:
     seconds: float
     exposed: float
 
-    @property
-    def form_text(self) -> str:
-        """The form as reports print it."""
-        return self.form + (f', stands for a {self.stands_for}' if self.stands_for else '')
-
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -93,7 +88,8 @@ class Schedule:
         """Sums by kind, axes and form, the longest exposed first."""
         groups: dict[tuple[str, tuple[str, ...], str], list[Transfer]] = defaultdict(list)
         for one in self.transfers:
-            groups[one.kind, one.axes, one.form_text].append(one)
+            form = one.form + (f', stands for a {one.stands_for}' if one.stands_for else '')
+            groups[one.kind, one.axes, form].append(one)
         rows = [
             Row(
                 *key,

@@ -224,7 +224,9 @@ def write_config(arch: Architecture, family: str | None = None) -> tuple[dict[st
         for field in table.fields:
             config |= field.write(arch)
         try:
-            differences = _differences(config, arch)
+            options, _ = read_options(config)
+            back = resolve(TransformerOptions(**nest(options)), arch.vocab_size, arch.max_sequence_length)
+            differences = compare(back, arch, 'in the class', 'here')
         except (UserError, ValueError) as error:  # the family does not allow these sizes
             differences = {'': str(error).splitlines()[0]}
         if not differences:
@@ -237,13 +239,6 @@ def write_config(arch: Architecture, family: str | None = None) -> tuple[dict[st
         f'no class of transformers computes this architecture; the nearest is {nearest[1]}, but\n  {said}\n'
         'to export, train with the options of one family'
     )
-
-
-def _differences(config: dict[str, Any], arch: Architecture) -> dict[str, str]:
-    """The differences between an architecture and its config.json, found by reading the config.json back."""
-    options, _ = read_options(config)
-    back = resolve(TransformerOptions(**nest(options)), arch.vocab_size, arch.max_sequence_length)
-    return compare(back, arch, 'in the class', 'here')
 
 
 def _rounded(one: Architecture, other: Architecture, option: str) -> bool:

@@ -68,8 +68,10 @@ def export(
     config, table = write_config(arch, family)
     config |= {'torch_dtype': TORCH_NAMES[dtype]}
     kept_fields = _kept_fields(kept, table.model_type, arch)
-    for option in _unsaid_dropout(table.model_type, arch, kept_fields):
-        say(f'model.{option} = {arch.option(option):g} is not in config.json: {table.architecture} has no such dropout')
+    said = {o for name, options in dropout_options(table.model_type).items() if kept_fields.get(name) for o in options}
+    for option in DROPOUT:
+        if (rate := arch.option(option)) and option not in said:
+            say(f'model.{option} = {rate:g} is not in config.json: {table.architecture} has no such dropout')
     if table.model_type == 'gpt2':
         config['n_ctx'] = config['n_positions']  # which converters of other tools read
     ids = (
@@ -107,11 +109,6 @@ def _dropout_fields(model_type: str, arch: Architecture) -> dict[str, Any]:
         shares = {arch.option(option) for option in options}
         fields[name] = shares.pop() if len(shares) == 1 else 0.0
     return fields
-
-
-def _unsaid_dropout(model_type: str, arch: Architecture, fields: Mapping[str, Any]) -> list[str]:
-    said = {option for name, options in dropout_options(model_type).items() if fields.get(name) for option in options}
-    return [option for option in DROPOUT if arch.option(option) and option not in said]
 
 
 def _write_tensors(

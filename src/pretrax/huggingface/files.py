@@ -125,16 +125,12 @@ def open_checkpoint(directory: Path) -> HuggingFaceCheckpoint:
     return HuggingFaceCheckpoint(directory, config, tensors)
 
 
-def _weight_map(directory: Path) -> dict[str, str]:
-    weight_map = read_json(directory / INDEX).get('weight_map')
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise UserError(f'{directory / INDEX}: expected a weight_map from tensors to files')
-    return weight_map
-
-
 def _files(directory: Path) -> list[Path]:
     if (directory / INDEX).is_file():
-        names = sorted(set(_weight_map(directory).values()))
+        weight_map = read_json(directory / INDEX).get('weight_map')
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+            raise UserError(f'{directory / INDEX}: expected a weight_map from tensors to files')
+        names = sorted(set(weight_map.values()))
         if outside := [name for name in names if Path(name).name != name or not name.endswith('.safetensors')]:
             raise UserError(
                 f'{directory / INDEX} names {outside[0]!r}, which is not a .safetensors file in the same directory'

@@ -141,7 +141,8 @@ class HuggingFaceWeights:
         tensors, where = self.checkpoint.tensors, self.checkpoint.directory
         expected = {m.name for m in self.mapped}
         others = sorted(set(tensors) - expected)
-        extra = self._extra_layers() if table.extra_layers else range(0)
+        n_extra = text_config(self.checkpoint.config).get('num_nextn_predict_layers') or 0  # for multi-token prediction
+        extra = range(self.arch.n_layers, self.arch.n_layers + n_extra) if table.extra_layers else range(0)
         strange = [
             name for name in others
             if not any(fnmatch.fnmatch(name, pattern) for pattern in table.ignored) and _layer_of(name) not in extra
@@ -171,11 +172,6 @@ class HuggingFaceWeights:
                     'config.json and the weights belong to different models'
                 )
         return [name for name in others if _layer_of(name) not in extra]
-
-    def _extra_layers(self) -> range:
-        """The layers after the last one, which config.json has for multi-token prediction."""
-        count = text_config(self.checkpoint.config).get('num_nextn_predict_layers') or 0
-        return range(self.arch.n_layers, self.arch.n_layers + count)
 
     def _repeats_embedding(self, name: str) -> bool:
         """Whether a tensor is a tied head stored separately. It must then have the numbers of the embedding."""

@@ -23,7 +23,7 @@ from pretrax.config.batch import (
 from pretrax.config.batch_sizes import BatchSize
 from pretrax.config.registry import DEFAULTS
 from pretrax.config.schema import Batch as BatchSection
-from pretrax.config.schema import Checkpoint, Compiler, Distill, Eval, Faults, Log, Optimizer, Precision, Sample
+from pretrax.config.schema import Checkpoint, Compiler, Distill, Eval, Faults, Log, Optimizer, Sample
 from pretrax.config.schema import Mesh as MeshSection
 from pretrax.cost.eight_bits import eight_bits_of
 from pretrax.cost.flops import Flops
@@ -248,6 +248,7 @@ def prepare(
             teaching=teaching,
         )
 
+    offloaded = ' and '.join(config.memory.offload)
     *smaller, run = map(prepare_size, config.batch.sizes.values())
     facts |= {
         'batch': describe_batch(config.batch, mesh.shape),
@@ -255,7 +256,7 @@ def prepare(
         'vocabulary': _tokens_without_rows(run),
         'tokenizer': getattr(source.tokenizer, 'bounds', ''),
         'compute': f'{compute} ({dtype_reason}); weights, optimizer, norms and loss f32',
-        'offload': _offload(config.memory.offload),
+        'offload': f'{offloaded} in host memory between steps' if offloaded else '',
         **_choices(run, smaller),
         'matrices': describe_matrices(config.optimizer.name, run.recipe, run.like.weights),
     }
@@ -489,7 +490,7 @@ def _build_schedule(section: Any, steps: int) -> Callable[[Any], Any]:
 
 def build_recipe(config: RunConfig, model: Any, accumulation: int) -> Recipe:
     """The parts of a step of `accumulation` passes that a configuration chooses."""
-    schedule = _build_schedule(config.schedule, config.steps)
+    schedule, precision = _build_schedule(config.schedule, config.steps), config.precision
     return Recipe(
         model=model,
         optimizer=build_component('optimizer', config.optimizer, model.matrix_dimensions),
@@ -504,7 +505,7 @@ def build_recipe(config: RunConfig, model: Any, accumulation: int) -> Recipe:
         groups=_groups(config.optimizer),
         cautious_decay=config.optimizer.cautious_decay,
         ema_decay=config.optimizer.ema_decay,
-        loss_scale=_loss_scale(config.precision),
+        loss_scale=LossScale(precision.loss_scale, precision.loss_scale_steps) if precision.compute == 'fp16' else None,
         section=config.optimizer,
         spike=config.faults.spike,
     )
@@ -521,10 +522,6 @@ def _width_power(optimizer: str, model: Model) -> float:
             f'use {", ".join(_WIDTH_POWERS)}, or leave out model.mup'
         )
     return _WIDTH_POWERS.get(optimizer, 1.0)
-
-
-def _loss_scale(precision: Precision) -> LossScale | None:
-    return LossScale(precision.loss_scale, precision.loss_scale_steps) if precision.compute == 'fp16' else None
 
 
 def _groups(optimizer: Optimizer) -> tuple[Group, ...]:
@@ -548,11 +545,6 @@ def _tokens_without_rows(run: Run) -> str:
     if ours is None or theirs <= ours:
         return ''
     return f'the tokenizer has {theirs:,} tokens, the model the first {ours:,}; the others are refused where they occur'
-
-
-def _offload(offloaded: Sequence[str]) -> str:
-    parts = ' and '.join(offloaded)
-    return f'{parts} in host memory between steps' if parts else ''
 
 
 def step_facts(run: Run) -> StepFacts:

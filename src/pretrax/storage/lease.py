@@ -114,7 +114,9 @@ class Lease:
         while True:
             content, version = self._path.read_version()
             found = _parsed(content)
-            seconds = _duration(found, self._seconds)
+            seconds = found.get('seconds')
+            if not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
+                seconds = self._seconds
             is_expired = version == watched and self._clock() - since >= seconds
             if found.get('token') == self.token:  # written, although the answer was lost
                 self._version = version
@@ -238,11 +240,6 @@ def _parsed(content: bytes | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _duration(found: dict[str, Any], default: float) -> float:
-    seconds = found.get('seconds')
-    return float(seconds) if isinstance(seconds, int | float) and 0 < seconds < 1e6 else default
 
 
 def _has_ended(found: dict[str, Any]) -> bool:

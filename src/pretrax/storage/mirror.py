@@ -58,7 +58,8 @@ class Mirror:
         self._working = threading.Lock()
         self._wake, self._over = threading.Event(), False
         state = self._local / _STATE
-        self._state = json.loads(state.read_bytes()) if state.is_file() else {'birth': _birth()}
+        birth = f'{time.strftime("%Y%m%dT%H%M%S", time.gmtime())}-{secrets.token_hex(3)}'  # sorts by time
+        self._state = json.loads(state.read_bytes()) if state.is_file() else {'birth': birth}
         self._write_state()
 
     def fetch(self, lease: Lease) -> None:
@@ -144,7 +145,11 @@ class Mirror:
         known = before.parts if before is not None else []
         changed = {number: part for number, (digest, part) in parts.items() if known[number : number + 1] != [digest]}
         if is_own_log:
-            self._write_own_parts(f'{name}/{self._state["birth"]}-', changed, len(parts), before)
+            prefix = f'{name}/{self._state["birth"]}-'
+            for surplus in reversed(self._surplus(prefix, len(parts), before)):  # first, so that no later line is left
+                (self._remote / surplus).unlink(missing_ok=True)
+            for number, content in changed.items():
+                (self._remote / f'{prefix}{number:06}').write_bytes(content)
         else:
             self._write_parts(name, changed, len(parts))
         self._uploaded[name] = _Uploaded(status, [digest for digest, _ in parts.values()])
@@ -176,13 +181,6 @@ class Mirror:
             index.remove_unlisted()
             self._indices[name] = index
         return self._indices[name]
-
-    def _write_own_parts(self, prefix: str, changed: dict[int, bytes], count: int, before: _Uploaded | None) -> None:
-        """Writes parts of a log of this machine."""
-        for name in reversed(self._surplus(prefix, count, before)):  # first, so that no later line is left
-            (self._remote / name).unlink(missing_ok=True)
-        for number, content in changed.items():
-            (self._remote / f'{prefix}{number:06}').write_bytes(content)
 
     def _surplus(self, prefix: str, count: int, before: _Uploaded | None) -> list[str]:
         """The parts of an own log that are too many for its size now."""
@@ -254,8 +252,3 @@ def _time(line: bytes) -> float:
 
 def _digest(part: bytes) -> bytes:
     return hashlib.blake2b(part, digest_size=16).digest()
-
-
-def _birth() -> str:
-    """A name for a new directory that sorts by time."""
-    return f'{time.strftime("%Y%m%dT%H%M%S", time.gmtime())}-{secrets.token_hex(3)}'

@@ -69,7 +69,9 @@ class Rendezvous:
         if self.index == 0:
             self._listen()
         else:
-            self._connect()
+            line = _Line(self._open(), _host_and_port(self._coordinator)[0])
+            line.send({'process': self.index})
+            self._lines[0] = line
 
     def gather(self, value: Any, seconds: float | None = None) -> dict[int, Any]:
         """Gathers values: in process 0 those of all processes that answer, by index; in others, only their own.
@@ -208,12 +210,6 @@ class Rendezvous:
                 if time.monotonic() > until:
                     raise AbsentError(f'port {port} of this machine cannot be used: {error.strerror}') from error
             time.sleep(_RETRY)
-
-    def _connect(self) -> None:
-        connection = self._open()
-        line = _Line(connection, _host_and_port(self._coordinator)[0])
-        line.send({'process': self.index})
-        self._lines[0] = line
 
     def _open(self) -> socket.socket:
         until = time.monotonic() + self.seconds

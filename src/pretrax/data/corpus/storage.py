@@ -192,13 +192,9 @@ def refusal(location: Location, error: Exception) -> UserError:
                 refusal(location, error.__cause__) if isinstance(error.__cause__, Exception) else _said(location, error)
             )
         denied = '\n  the server may need credentials, or a signed URL may have expired' if status in (401, 403) else ''
-        return UserError(f'{location}: the server answered {_status(status)}{denied}')
+        phrase = f' {http.HTTPStatus(status).phrase}' if status in set(http.HTTPStatus) else ''
+        return UserError(f'{location}: the server answered {status}{phrase}{denied}')
     return _said(location, error)
-
-
-def _status(status: int) -> str:
-    known = status in set(http.HTTPStatus)
-    return f'{status} {http.HTTPStatus(status).phrase}' if known else str(status)
 
 
 def _said(location: Location, error: Exception) -> UserError:

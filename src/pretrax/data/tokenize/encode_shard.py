@@ -172,7 +172,8 @@ def encode(job: Job, split: str, parts: Sequence[Document]) -> EncodedDocuments:
             if part.answers is not None:
                 start, stop = offsets[number], offsets[number + 1]
                 at = tokenizer.token_starts(part.text, ids[start:stop])
-                counted = _in_answers(part.text, part.answers, at[:-1])
+                bounds = [n_bytes_of(part.text[:bound]) for answer in part.answers for bound in answer]
+                counted = np.searchsorted(np.array(bounds, np.int64), at[:-1], side='right') % 2 == 1
                 mask[starts[number] : ends[number] - len(counted)] = False
                 mask[ends[number] - len(counted) : ends[number]] = counted
                 targets = slice(0 if n_begin else 1, None)
@@ -227,9 +228,3 @@ def _encode_conversations(job: Job, split: str, parts: Sequence[Document]) -> En
     counted[starts] = False  # the first token is never a target
     predicted = int(tokenizer.text_lengths[encoded[counted] >> 1].sum())
     return EncodedDocuments(split, encoded, counted, len(parts), n_bytes, predicted)
-
-
-def _in_answers(text: str, answers: tuple[tuple[int, int], ...], starts: np.ndarray) -> np.ndarray:
-    """Whether each token, which starts at these bytes of the text, starts in an answer."""
-    bounds = [n_bytes_of(text[:at]) for answer in answers for at in answer]
-    return np.searchsorted(np.array(bounds, np.int64), starts, side='right') % 2 == 1

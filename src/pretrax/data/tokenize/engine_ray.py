@@ -30,7 +30,9 @@ class Ray(Engine):
     """
 
     def __init__(self, workers: int | None):
-        self._ray, self._started = _connected()
+        ray: Any = sys.modules.get('ray')
+        self._started = ray is None or not ray.is_initialized()
+        self._ray: Any = connect_ray(None, 'data.engine: ') if self._started else ray
         self._n = workers or max(1, int(self._ray.cluster_resources().get('CPU', 1)))
         self.name = f'{self._n} tasks of Ray on {len(self._ray.nodes())} nodes'
 
@@ -87,14 +89,6 @@ class Ray(Engine):
             finally:
                 for future in futures:
                     future.cancel()
-
-
-def _connected() -> tuple[Any, bool]:
-    """The module `ray`, connected to a cluster, and whether that was done here."""
-    ray: Any = sys.modules.get('ray')
-    if ray is not None and ray.is_initialized():
-        return ray, False
-    return connect_ray(None, 'data.engine: '), True
 
 
 def _call(function: Callable[..., Any], arguments: tuple) -> Any:

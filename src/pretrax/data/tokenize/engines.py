@@ -159,19 +159,15 @@ def _ask(worker: subprocess.Popen, function: Callable[..., Any], arguments: tupl
         )
 
 
-def _storage_variables() -> dict[str, str]:
-    """The section `storage` of the configuration, which workers do not read."""
-    values = zip(('AWS_ENDPOINT_URL', 'AWS_REGION', 'AWS_PROFILE'), s3_access(), strict=True)
-    return {name: value for name, value in values if value}
-
-
 def _start() -> subprocess.Popen:
-    # Each worker uses one core, so libraries must not start threads. Workers also need the caller's import paths.
+    # Each worker uses one core, so libraries must not start threads. Workers also need the caller's import paths, and
+    # the section `storage` of the configuration, which they do not read.
+    of_storage = zip(('AWS_ENDPOINT_URL', 'AWS_REGION', 'AWS_PROFILE'), s3_access(), strict=True)
     environment = os.environ | {
         'RAYON_NUM_THREADS': '1',
         'TOKENIZERS_PARALLELISM': 'false',
         'PYTHONPATH': os.pathsep.join(path for path in sys.path if path),
-        **_storage_variables(),
+        **{name: value for name, value in of_storage if value},
     }
     return subprocess.Popen(
         [sys.executable, '-m', 'pretrax.data.tokenize.worker'],

@@ -27,7 +27,9 @@ def sample(engine: Engine, shards: Sequence[Shard], progress: Progress) -> tuple
         n_bytes += of_bytes
         for entry in of_chosen:
             heapq.heappush(chosen, entry)
-        _shrink(chosen, SAMPLE_CHARACTERS)
+        n_chosen = sum(len(excerpt) for _, excerpt in chosen)
+        while n_chosen > SAMPLE_CHARACTERS:
+            n_chosen -= len(heapq.heappop(chosen)[1])
     for _, of_rows in sorted(found, key=lambda entry: entry[0]):
         rows += of_rows
     return rows, n_bytes, [excerpt for _, excerpt in chosen]
@@ -50,9 +52,3 @@ def sample_of(shard: Shard, most: int, excerpt_size: int, progress: Progress) ->
             progress(n_bytes - reported, 0)
             reported = n_bytes
     return rows, n_bytes, chosen
-
-
-def _shrink(chosen: _Heap, most: int) -> None:
-    n_chosen = sum(len(excerpt) for _, excerpt in chosen)
-    while n_chosen > most:
-        n_chosen -= len(heapq.heappop(chosen)[1])

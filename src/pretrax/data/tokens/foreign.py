@@ -247,7 +247,12 @@ def _make(layout: Layout, say: Report) -> Survey:
         [values] = layout.read([(start, stop)])
         bits = np.flatnonzero(values & 1) if layout.start_bits else None
         ids = values >> 1 if layout.start_bits else values
-        _check_ids(ids, start, layout)
+        if int(ids.min()) < 0 or int(ids.max()) > LARGEST_ID:
+            at = int(np.flatnonzero((ids < 0) | (ids > LARGEST_ID))[0])
+            raise UserError(
+                f'{layout.path}: token {start + at:,} is {int(ids[at]):,}, which is not a valid id\n'
+                '  the file is damaged'
+            )
         if starts is None:
             ends = (
                 np.flatnonzero(ids == layout.end_of_text) if layout.end_of_text is not None else np.zeros(0, np.int64)
@@ -278,11 +283,3 @@ def _make(layout: Layout, say: Report) -> Survey:
     else:
         end_of_text = int(last_ids.pop()) if len(last_ids) == 1 and len(starts) > _MIN_DOCUMENTS else None
     return Survey(starts, largest, end_of_text, digest.hexdigest(), notes)
-
-
-def _check_ids(ids: np.ndarray, start: int, layout: Layout) -> None:
-    if int(ids.min()) < 0 or int(ids.max()) > LARGEST_ID:
-        at = int(np.flatnonzero((ids < 0) | (ids > LARGEST_ID))[0])
-        raise UserError(
-            f'{layout.path}: token {start + at:,} is {int(ids[at]):,}, which is not a valid id\n  the file is damaged'
-        )

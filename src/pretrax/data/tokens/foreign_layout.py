@@ -193,7 +193,11 @@ def _pbin_starts(path: Path, at: int, n_tokens: int, width: int) -> tuple[np.nda
             f'{int(np.flatnonzero(before)[0]):,} on {PBIN_HEADER} bytes too early per merged file; '
             'their lengths give the correct positions'
         )
-    return _without_empty(np.append(0, ends) // width, notes), notes
+    starts = np.append(0, ends) // width
+    whole = np.unique(starts)
+    if len(whole) < len(starts):
+        notes.append(f'documents: skipped {len(starts) - len(whole):,} without tokens')
+    return whole.astype(np.uint64), notes
 
 
 def megatron(prefix: Path) -> Layout:
@@ -270,13 +274,6 @@ def _megatron_starts(
         raise UserError(f'{idx}: it marks sequences as not text (modes)\n  pretrax reads only text')
     whole = np.unique(np.append(np.concatenate(found), total)).astype(np.uint64)
     return whole, [f'documents: skipped {n_marks - len(whole):,} without tokens'] if len(whole) < n_marks else []
-
-
-def _without_empty(starts: np.ndarray, notes: list[str]) -> np.ndarray:
-    whole = np.unique(starts)
-    if len(whole) < len(starts):
-        notes.append(f'documents: skipped {len(starts) - len(whole):,} without tokens')
-    return whole.astype(np.uint64)
 
 
 class IdFile:

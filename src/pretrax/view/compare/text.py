@@ -239,20 +239,16 @@ _POINTS = 2000  # of a line; more are thinned out
 
 
 def compare_page(result: Result) -> str:
-    """The comparison as an HTML document."""
+    """The comparison as an HTML document, with the curves of the compared key, and below it of the training loss."""
+    chart = Chart([Panel(_title(key), list(_lines(result, key))) for key in _keys(result)], result.x_name)
     return page_of(
         'compare/page.html',
-        chart_figures(comparison_chart(result)),
+        chart_figures(chart),
         kind='comparison',
         title=' and '.join(arm.label for arm in result.arms),
         sections=sections(result),
         curves=_keys(result),
     )
-
-
-def comparison_chart(result: Result) -> Chart:
-    """The curves of all runs, in the color of their arm: the compared key, and below it the training loss."""
-    return Chart([Panel(_title(key), list(_lines(result, key))) for key in _keys(result)], result.x_name)
 
 
 def _lines(result: Result, key: str) -> Iterator[Line]:

@@ -31,6 +31,7 @@ from pretrax.view.record.state import state_of
 from pretrax.view.record.verdict import KEYS, Losses, verdict_of
 
 WAITING, REMOVED = 'waiting', 'removed'  # besides the states of observe/attempts.py
+_OF_ATTEMPTS = ('start', 'ended', 'first_step', 'last_step', 'outcome', 'why', 'processes')
 SAMPLES, ATTEMPTS_SHOWN, MOST_EVENTS = 50, 50, 10_000  # the newest ones
 STALLED = 10  # times the usual time between two lines
 LEAST_SILENCE = 60.0  # seconds without a line before a run is stalled
@@ -173,7 +174,7 @@ class WatchedRun:
             'interval': interval,
             'ends': self._end(attempts),
             'last': last,
-            'attempts': [_attempt_data(one) for one in attempts[-ATTEMPTS_SHOWN:]],
+            'attempts': [{key: getattr(one, key) for key in _OF_ATTEMPTS} for one in attempts[-ATTEMPTS_SHOWN:]],
             'restarts': max(0, len(attempts) - 1),
             'warnings': self._warnings(is_stalled),
         }
@@ -271,8 +272,3 @@ def _interval(curves: Curves) -> float | None:
 def _known(value: float) -> float | None:
     """A number that JSON has."""
     return value if math.isfinite(value) else None
-
-
-def _attempt_data(attempt: Attempt) -> dict[str, Any]:
-    shown = ('ended', 'first_step', 'last_step', 'outcome', 'why', 'processes')
-    return {'start': attempt.start} | {key: getattr(attempt, key) for key in shown}
