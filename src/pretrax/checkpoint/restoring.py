@@ -159,9 +159,11 @@ def _read_arrays(place: AnyPath, manifest: Manifest, like: Any) -> Any:
     leaves, structure = named_leaves(like), jax.tree.structure(like)
     waiting: collections.deque[_Incoming] = collections.deque()
     arrays: list[jax.Array] = []
+    folders = {f'{STATE}/{name}' for name in manifest.arrays}
     with concurrent.futures.ThreadPoolExecutor(_THREADS, 'restore') as pool:
         try:
-            others = [pool.submit(check_file, place, manifest, name) for name in mine - _array_files(manifest)]
+            names = [name for name in mine if name.rpartition('/')[0] not in folders]
+            others = [pool.submit(check_file, place, manifest, name) for name in names]
             opened = {name: pool.submit(Chunks, place, manifest, name) for name, _ in leaves}
             for name, leaf in leaves:
                 while waiting and sum(incoming.size for incoming in waiting) > _AHEAD:
@@ -214,11 +216,6 @@ def _aligned(index: Index, dtype: Any) -> np.ndarray:
     memory = np.empty(size + _ALIGNED, np.uint8)
     first = -memory.ctypes.data % _ALIGNED
     return memory[first : first + size].view(dtype).reshape(shape)
-
-
-def _array_files(manifest: Manifest) -> set[str]:
-    folders = {f'{STATE}/{name}' for name in manifest.arrays}
-    return {file for file in manifest.files if file.rpartition('/')[0] in folders}
 
 
 def _check_arrays(place: AnyPath, stored: dict[str, Array], wanted: dict[str, Array], fields: set[str]) -> None:

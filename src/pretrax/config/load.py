@@ -199,7 +199,9 @@ def _checked(layers: list[Layer], name: str, recorded: bool = False, written_in:
     place = Places(origins, name)
     values, references = _resolved(values, origins, name, recorded)
     if not recorded:
-        _reach_buckets(values)
+        if isinstance(values.get('storage'), dict):  # checked with the rest; `init_from` may be in a bucket
+            with contextlib.suppress(pydantic.ValidationError):
+                use_settings(StorageSettings(**Storage.model_validate(values['storage']).model_dump()))
         values = _with_plugins(values, layers, place)
         values = _with_model_of_start(values, origins)
     if warmup_note := _settle_warmup(values, origins):
@@ -361,13 +363,6 @@ def _settle_warmup(values: dict[str, Any], origins: Mapping[KeyPath, str]) -> st
         return ''
     values['schedule'] = schedule | {'warmup': settled}
     return f'schedule.warmup: {settled} steps ({reason})'
-
-
-def _reach_buckets(values: Mapping[str, Any]) -> None:
-    """Applies the section `storage`, which is checked with the rest: `init_from` may be in a bucket."""
-    if isinstance(values.get('storage'), dict):
-        with contextlib.suppress(pydantic.ValidationError):
-            use_settings(StorageSettings(**Storage.model_validate(values['storage']).model_dump()))
 
 
 def _validated(

@@ -120,15 +120,6 @@ def decoded(text: str) -> Any:
         return text
 
 
-def describe_omegaconf_error(error: OmegaConfBaseException) -> Problem:
-    """The problem in an error of OmegaConf."""
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    reason = re.sub(r'^\w+ raised while resolving interpolation: ', '', reason).strip('"')
-    hint = 'an environment variable with a default: ${oc.env:NAME,default}' if 'nvironment' in reason else ''
-    path = tuple(part for part in re.split(r'[.\[\]]', str(error.full_key or '')) if part)
-    return Problem(path, f'cannot be resolved: {reason}', hint)
-
-
 class Places:
     """The origin of a key, or else of a key inside it, or of the section around it."""
 
@@ -158,7 +149,9 @@ def _plain(text: str) -> tuple[Any, list[Problem]]:
     try:
         return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False), []
     except OmegaConfBaseException as error:
-        return None, [describe_omegaconf_error(error)]
+        reason = (str(error).splitlines() or [type(error).__name__])[0].strip('"')
+        path = tuple(part for part in re.split(r'[.\[\]]', str(error.full_key or '')) if part)
+        return None, [Problem(path, f'cannot be resolved: {reason}', '')]
 
 
 def _override_value(override: str, path: KeyPath, text: str) -> tuple[Any, dict[KeyPath, str]]:

@@ -119,7 +119,8 @@ def check_unchanged(config: RunConfig, allow_changes: bool, report: Report) -> N
             f'train from these weights under another name: init_from: {config.run_dir}'
         )
     began, number = from_manifest(description['config']), description['batch']
-    weights_change = _weights_change(config.data.options)
+    members = getattr(config.data.options, 'mixture', None) or ()
+    weights_change = any(len(member.schedule) > 1 for member in members)  # their rows would move with later batches
     may_grow = same_until(began.batch, config.batch, number) and not weights_change
     every = diff(began, config)
     changes = [
@@ -148,12 +149,6 @@ def _why_batches_are_fixed(number: int, weights_change: bool) -> str:
     return (
         f'batches may change from batch {number} on, counted from 0; the longest sequence, and batches before, may not'
     )
-
-
-def _weights_change(data: Any) -> bool:
-    """Whether weights of a mixture change at steps, whose rows would move if later batches changed."""
-    members = getattr(data, 'mixture', None) or ()
-    return any(len(member.schedule) > 1 for member in members)
 
 
 def _check_not_lost(run_dir: AnyPath) -> None:

@@ -302,7 +302,9 @@ def check_setup(config: RunConfig, hardware: Hardware | None = None, vocab_size:
     build_component('optimizer', config.optimizer)
     if (config.model.name == DEFAULTS['model'] and config.distill is None) or vocab_size is not None:
         for size in config.batch.sizes.values():
-            data = _assumed_data(config.model.options, config.data.options, vocab_size)
+            own, of_data = (getattr(section.options, 'vocab_size', None) for section in (config.model, config.data))
+            known = next((n for n in (own, vocab_size, of_data) if isinstance(n, int)), 1 << 15)
+            data = _AssumedData(known)
             model = _checked_model(config, size, data, mesh, hardware, dtype)
             _width_power(config.optimizer.name, model)
 
@@ -370,12 +372,6 @@ class _AssumedData(NamedTuple):
     vocab_size: int
     largest_token: int | None = None
     documents_per_row: int | None = 1
-
-
-def _assumed_data(model: Any, data: Any, vocab_size: int | None) -> _AssumedData:
-    """Data of the vocabulary that the options of the model state, or else of the known one, or that of the options."""
-    sizes = (getattr(model, 'vocab_size', None), vocab_size, getattr(data, 'vocab_size', None))
-    return _AssumedData(next((size for size in sizes if isinstance(size, int)), 1 << 15))
 
 
 def open_source(config: RunConfig, report: Report) -> Source:

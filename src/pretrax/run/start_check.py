@@ -49,7 +49,10 @@ def check_start(config: RunConfig, report: Report, allow_changes: bool = False, 
     if target is None:
         check_same_run(config)
         if is_first_process():
-            _check_not_trained(run_dir, report)
+            if not lock_patience() and (holder := holder_of(working_directory(run_dir))) is not None:
+                raise being_trained(run_dir, holder)
+            if isinstance(run_dir, BucketPath) and (holder := lease.holder_of(run_dir / lease.FILE)):
+                report(f'WARNING: {holder}, or was until it was lost: `train` waits to find out')
     if is_here:
         _check_writable(run_dir, config.log, config.faults)
         if is_first_process():
@@ -123,14 +126,6 @@ def _check_components(config: RunConfig, is_here: bool, vocab_size: int | None) 
             request = DataRequest(config.seed, length, pathlib.Path(scratch), lambda text: None, config.steps)
             source = SyntheticSource(request, vocab_size, length + 1)
         check_run(prepare(config, lambda text: None, jax.devices(), source))
-
-
-def _check_not_trained(run_dir: AnyPath, report: Report) -> None:
-    """Raises UserError if another process trains the run, unless this one is to wait for it."""
-    if not lock_patience() and (holder := holder_of(working_directory(run_dir))) is not None:
-        raise being_trained(run_dir, holder)
-    if isinstance(run_dir, BucketPath) and (holder := lease.holder_of(run_dir / lease.FILE)):
-        report(f'WARNING: {holder}, or was until it was lost: `train` waits to find out')
 
 
 def _check_bucket(run_dir: BucketPath) -> None:

@@ -193,16 +193,12 @@ def _until_stable(carries: list[Varies], body: Callable[[list[Varies]], list[Var
 
 
 def _with_place(error: Callable[[], ShardingError]) -> str:
-    return f'{error()}\n  where: {_place_in_users_code()}'
-
-
-def _place_in_users_code() -> str:
-    """File and line of the innermost caller outside this package and JAX."""
+    """The error, with file and line of the innermost caller outside this package and JAX."""
     ours = (str(Path(__file__).parent), str(Path(jax.__file__).parent))
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
         frame = frame.f_back
-    return f'{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}'
+    return f'{error()}\n  where: {Path(frame.f_code.co_filename).name}, line {frame.f_lineno}'
 
 
 def _identity(name: str) -> Primitive:

@@ -100,7 +100,10 @@ def weight_settings(
     for key, patterns in [('optimizer.no_decay', no_decay), *((group.key, group.match) for group in groups)]:
         for pattern in patterns:
             if arch is None and _OF_SOME_LAYERS.fullmatch(pattern):
-                raise _not_stacked(key, pattern)
+                raise UserError(
+                    f"{key}: '{pattern}' chooses layers of a stacked weight, but no weight of this model is stacked\n"
+                    'use the names that pretrax checkpoint inspect prints, such as layers.0.*'
+                )
             matched = any(_matches([pattern], name, rows[name], n_layers).any() for name in names)
             if not matched and not (key == 'optimizer.no_decay' and pattern in DEFAULT_NO_DECAY):
                 raise _no_match(key, pattern, list(names), n_layers)
@@ -219,13 +222,6 @@ def _row_values(values: np.ndarray, w: Any) -> float | np.ndarray:
     """A number if all layers have the same one; else an array that broadcasts to the weight."""
     same = bool(np.all(values == values[0]))
     return float(values[0]) if same else values.astype(np.float32).reshape(-1, *(1,) * (w.ndim - 1))
-
-
-def _not_stacked(key: str, pattern: str) -> UserError:
-    return UserError(
-        f"{key}: '{pattern}' chooses layers of a stacked weight, but no weight of this model is stacked\n"
-        'use the names that pretrax checkpoint inspect prints, such as layers.0.*'
-    )
 
 
 def _no_match(key: str, pattern: str, names: list[str], n_layers: int) -> UserError:

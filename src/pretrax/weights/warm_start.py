@@ -253,7 +253,8 @@ def check_tokenizer(start: Origin, ours: Any, report: Report) -> None:
             f'{start.key}: {start.place} was trained with another tokenizer (sha256 {start.tokenizer_sha256}), '
             f'and the data with {ours.sha256}\nuse its tokenizer.json: data.tokenizer=PATH'
         )
-    before, now = (_by_id(tokenizers.Tokenizer.from_buffer(c)) for c in (start.tokenizer, content))
+    readers = map(tokenizers.Tokenizer.from_buffer, (start.tokenizer, content))
+    before, now = ({number: token for token, number in r.get_vocab(with_added_tokens=True).items()} for r in readers)
     differ = sorted(number for number in before.keys() & now.keys() if before[number] != now[number])
     if differ:
         raise UserError(
@@ -265,10 +266,6 @@ def check_tokenizer(start: Origin, ours: Any, report: Report) -> None:
         f'{start.key}: the tokenizer of {start.place} is another file, but the {len(before.keys() & now.keys()):,} '
         'tokens agree'
     )
-
-
-def _by_id(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:
-    return {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
 
 
 class _FittedPieces:

@@ -103,7 +103,9 @@ def compare(runs: Sequence[RunRecord], options: Options | None = None) -> Result
     if len(arms) < 2:
         raise UserError(_one_arm(runs, arms[0]))
     found = differences(arms)
-    key = options.key or _key_for(runs, found)
+    tokenized = any(one.key.startswith(('data.vocab_size', 'data.tokenizer')) for one in found)
+    known = ('val_bits_per_byte', 'bits_per_byte', 'val_loss') if tokenized else ('val_loss',)
+    key = options.key or next((key for key in known if all(key in run.metrics for run in runs)), 'loss')
     for run in runs:
         if key not in run.metrics:
             raise UserError(f'{run.path} has no {key!r}\nit has: {", ".join(run.metrics)}')
@@ -146,13 +148,6 @@ def _one_arm(runs: Sequence[RunRecord], arm: Arm) -> str:
         f'the {len(runs)} runs differ {same}, so there is nothing to compare\n'
         'use --separate to compare each run with the first'
     )
-
-
-def _key_for(runs: Sequence[RunRecord], found: Sequence[Difference]) -> str:
-    """The validation loss if all runs have it; per byte of text if their tokens differ."""
-    tokenized = any(one.key.startswith(('data.vocab_size', 'data.tokenizer')) for one in found)
-    keys = ('val_bits_per_byte', 'bits_per_byte', 'val_loss') if tokenized else ('val_loss',)
-    return next((key for key in keys if all(key in run.metrics for run in runs)), 'loss')
 
 
 def _compared(a: Arm, b: Arm, key: str, x_name: str, confidence: float, options: Options) -> Comparison:

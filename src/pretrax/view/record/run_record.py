@@ -189,7 +189,9 @@ def read_run(run: str | AnyPath, files: pathlib.Path | None = None) -> RunRecord
         settings, notes = parse_settings((config or b'').decode(errors='replace'))
         if config is not None and not settings:
             warnings.append(f'{path / "config.yaml"} is not a configuration')
-        metrics = parse_columns(_inserted(content or b'', _bytes(source / EVALUATIONS) or b''))
+        lines, evaluations = content or b'', _bytes(source / EVALUATIONS) or b''
+        end = lines.rfind(b'\n') + 1  # the last line may be incomplete
+        metrics = parse_columns(lines[:end] + evaluations[: evaluations.rfind(b'\n') + 1] + lines[end:])
         if metrics.skipped:
             warnings.append(f'{path / "metrics.jsonl"}: {metrics.skipped:,} lines are not lines of metrics')
         if not len(metrics.steps):
@@ -243,12 +245,6 @@ def _bytes(path: AnyPath) -> bytes | None:
             return file.read()
     except FileNotFoundError:
         return None
-
-
-def _inserted(metrics: bytes, evaluations: bytes) -> bytes:
-    """Lines of metrics with those of evaluations before the last line, which may be incomplete."""
-    end = metrics.rfind(b'\n') + 1
-    return metrics[:end] + evaluations[: evaluations.rfind(b'\n') + 1] + metrics[end:]
 
 
 def read_records(path: AnyPath, is_record: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
