@@ -22,7 +22,7 @@ from collections.abc import Callable
 import jax
 
 from pretrax.config import load
-from pretrax.run.layer_statistics import row_sources
+from pretrax.run.logged_program import row_sources
 from pretrax.run.setup import prepare
 from pretrax.system.cores import cpu_name, usable_cores
 from pretrax.system.software import versions

@@ -110,7 +110,7 @@ STAYS, RETURNS = 18, 4
 # How many files of the source name an option of the decoder, by its last part: the median of all options.
 FILES_PER_OPTION = 9
 # All lines of the Python source. Only a new feature raises it, by what it needs; the aim is 70,000.
-SOURCE_LINES = 81_150
+SOURCE_LINES = 81_069
 # Functions with more than 7 parameters; functions of more than 60 lines; calls with more than 6 arguments by position.
 # They only go down, to none.
 LONG_SIGNATURES, LONG_FUNCTIONS, LONG_CALLS = 20, 12, 27
@@ -147,7 +147,6 @@ TESTED_BY = {
     'config/test_json_schema.py': 'config/one_of',
     'config/test_load.py': 'config/problems config/schema config/source errors',
     'distill/test_files.py': 'distill/parts',
-    'distill/test_student.py': 'distill/divergence',
     'distill/test_preparation.py': 'cli/distill/prepare',
     'data/batches/test_token_source.py': 'data/batches/block_cache data/batches/windows',
     'data/corpus/test_files.py': 'data/corpus/parts system/zstd',
@@ -165,9 +164,9 @@ TESTED_BY = {
     'deviceless/test_deviceless.py': 'plan/report',
     'doctor/test_diagnosis.py': 'doctor/checks doctor/findings doctor/probe',
     'docs/test_commands.py': (
-        'cli/compile_ cli/export cli/import_ cli/launch/local cli/plan data/batches/tokenizer_only weights/imported'
+        'cli/compile_ cli/export cli/import_ cli/launch/local cli/plan data/batches/synthetic weights/imported'
     ),
-    'evaluate/test_results.py': 'evaluate/made_tasks evaluate/text_tasks',
+    'evaluate/test_results.py': 'evaluate/text_tasks',
     'huggingface/test_mxfp4.py': 'huggingface/quantized',
     'huggingface/test_roundtrip.py': (
         'huggingface/configs huggingface/deepseek huggingface/fields huggingface/files huggingface/harmless '
@@ -175,7 +174,7 @@ TESTED_BY = {
         'huggingface/tensor_files huggingface/weights'
     ),
     'infer/test_text.py': 'data/tokenizers/decoding',
-    'infer/test_engine.py': 'infer/block infer/cache infer/cached infer/forward infer/programs infer/states',
+    'infer/test_engine.py': 'infer/block infer/cache infer/cached infer/forward infer/programs',
     'experiments/test_bench.py': 'cli/bench',
     'experiments/test_search.py': (
         'cli/search experiments/base_file experiments/training experiments/trial_job view/search/report'

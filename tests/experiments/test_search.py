@@ -23,8 +23,8 @@ from pretrax.experiments.search import JOURNAL, Searcher, _Optimizers
 from pretrax.experiments.search_file import Space, read_search
 from pretrax.launch.record import read_record
 from pretrax.observe.metrics import read_metrics
+from pretrax.system.launchers import has_ended
 from pretrax.system.locks import holder_of
-from pretrax.system.process_identity import has_ended
 
 pytestmark = pytest.mark.filterwarnings('ignore:os.fork:RuntimeWarning')
 

@@ -15,7 +15,7 @@ import pytest
 from preloaded import programs
 from pretrax import config_from_values
 from pretrax.launch.node import process_number
-from pretrax.system.process_identity import has_ended, identity
+from pretrax.system.launchers import has_ended, identity
 
 PATIENCE = 300  # seconds
 # Runs a Node over the program in argv[3]; argv[4], if any, is the check before it.
@@ -143,7 +143,7 @@ def test_the_training_ends_with_standard_input(node, run_dir):
 
 def test_what_the_training_has_started_ends_with_it(node):
     program = (
-        'import subprocess, sys; from pretrax.system.process_identity import _started\n'
+        'import subprocess, sys; from pretrax.system.launchers import _started\n'
         'child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], stdout=subprocess.DEVNULL)\n'
         'print(child.pid, _started(child.pid), flush=True)'
     )

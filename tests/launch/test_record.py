@@ -13,7 +13,7 @@ from pretrax.launch.foreground import record_launcher
 from pretrax.launch.record import LaunchRecord, read_record, write_record
 from pretrax.launch.registry import engine_of, refuse_if_running
 from pretrax.storage import locate_run
-from pretrax.system.process_identity import identity
+from pretrax.system.launchers import identity
 
 LAUNCHER = """
 import sys, time, pathlib

@@ -7,7 +7,7 @@ import pytest
 from pretrax import config_from_values, pretrain
 from pretrax.errors import UserError
 from pretrax.run.clock import Clock
-from pretrax.run.noise_scale import NoiseScale
+from pretrax.run.logged_program import NoiseScale
 from pretrax.run.setup import prepare
 from runs import BIGRAM, Quiet, StoppedAt, lines_of
 

@@ -3,7 +3,7 @@
 import pytest
 
 from launched import PLUGIN, Launched, write_run
-from pretrax.run.straggler import slow_one
+from pretrax.run.step_metrics import slow_one
 
 
 @pytest.mark.parametrize(

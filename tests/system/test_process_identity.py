@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from pretrax.system import process_identity
-from pretrax.system.process_identity import has_ended, identity
+from pretrax.system import launchers
+from pretrax.system.launchers import has_ended, identity
 
 pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='/proc')
 
 
 @pytest.fixture
 def process():
-    program = 'import json, sys; from pretrax.system.process_identity import identity\n'
+    program = 'import json, sys; from pretrax.system.launchers import identity\n'
     program += 'print(json.dumps(identity()), flush=True); sys.stdin.read()'
     with subprocess.Popen([sys.executable, '-c', program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
         started.identity = json.loads(started.stdout.readline())
@@ -53,5 +53,5 @@ def test_a_process_that_cannot_be_seen_from_here_may_run(process, key):
 def test_without_proc_nothing_is_known(process, monkeypatch):
     process.kill()
     process.wait()
-    monkeypatch.setattr(process_identity, '_place', lambda: {'boot': '', 'container': ''})
+    monkeypatch.setattr(launchers, '_place', lambda: {'boot': '', 'container': ''})
     assert not has_ended(process.identity | {'boot': '', 'container': ''})

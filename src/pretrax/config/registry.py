@@ -72,7 +72,7 @@ _components: dict[str, dict[str, Entry]] = {
     'data': {
         'text': Entry('pretrax.data.text:open_text', 'pretrax.data.options:OPTIONS'),
         'synthetic': Entry('pretrax.data.batches.synthetic:open_synthetic'),
-        'tokenizer': Entry('pretrax.data.batches.tokenizer_only:TokenizerOnly'),
+        'tokenizer': Entry('pretrax.data.batches.synthetic:TokenizerOnly'),
     },
     'optimizer': {
         name: Entry(f'pretrax.train.optimizer:{name}')

@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from pretrax.distill.divergence import divergence
 from pretrax.distill.hidden_states import (
     PROJECTION,
     HiddenMatch,
@@ -33,7 +32,7 @@ from pretrax.distill.hidden_states import (
     hidden_terms,
     init_projection,
 )
-from pretrax.distill.top_k import TopK, as_logits, top_k_of
+from pretrax.distill.top_k import TopK, as_logits, divergence, top_k_of
 from pretrax.errors import UserError
 from pretrax.model.axes import along
 from pretrax.model.choices import DROPOUT, EXECUTION, TransformerOptions

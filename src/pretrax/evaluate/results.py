@@ -9,9 +9,8 @@ from typing import Any
 
 from pretrax.errors import Report, UserError, first_line
 from pretrax.evaluate.language_model import LanguageModel
-from pretrax.evaluate.made_tasks import MADE_TASKS
 from pretrax.evaluate.task import Document, Metric, Settings, Task, aggregate
-from pretrax.evaluate.text_tasks import TEXT_TASKS
+from pretrax.evaluate.text_tasks import MADE_TASKS, TEXT_TASKS
 
 TASKS: Mapping[str, Task] = {task.name: task for task in (*TEXT_TASKS, *MADE_TASKS)}
 

@@ -5,9 +5,14 @@ a part of a prompt is [1 a device, chunk]. The layers see the tokens of all rows
 run here as they are, and shard the tokens over t between blocks. Only attention and layers with a state know rows: they
 read the cache.
 
+A layer with a state keeps it in the place of keys and values, a row for each slot. A state has seen every token of its
+sequence once and cannot go back. So tokens are read in order and once, a prompt that begins like another one is read
+again, and no tokens are proposed.
+
 Letters: B batch (1 on each device), L tokens of all rows on a device, R rows, C columns; see also model/transformer.py.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -17,7 +22,6 @@ from jax.typing import DTypeLike
 
 from pretrax.infer.cache import Pages, Tables, write
 from pretrax.infer.kernels import Kernel, attention
-from pretrax.infer.states import read_into_states
 from pretrax.infer.weights import Outer, ServingLayer
 from pretrax.model.architecture import Architecture
 from pretrax.model.attention import AttentionWeights, gate_output, output_projection, queries_keys_values
@@ -27,7 +31,7 @@ from pretrax.model.latent_attention import absorbed_queries, latent_queries, lat
 from pretrax.model.layer_spec import LayerSpec, Tokens
 from pretrax.model.norm import norm
 from pretrax.model.plan import ExecutionPlan
-from pretrax.model.recurrent import State
+from pretrax.model.recurrent import RecurrentWeights, State, mix, projections, state_output
 from pretrax.model.weight_only import scaled_product
 from pretrax.model.weights import Layer
 from pretrax.shardlib import all_gather, einsum, f32, i32, num, scope, typechecked
@@ -132,3 +136,46 @@ def logits_of(h: num['B/r/d/e L/c M'], w: Outer, arch: Architecture) -> f32['B/r
     else:
         logits = scaled_product(spec, h, table, w.unembed_scale, jnp.float32)
     return finish_logits(logits, w.unembed_bias, arch)
+
+
+def read_into_states(
+    h: num['B/r/d/e L/c/t M'],
+    w: RecurrentWeights,
+    states: State,
+    slot: i32['R/r/d/e'],
+    positions: i32['R/r/d/e C'],
+    layer: LayerSpec,
+) -> tuple[num['B/r/d/e L/c/t M'], State]:
+    """What a layer with a state adds to the residual stream, and the states after the tokens.
+
+    Args:
+        h: the tokens of all rows, as one row.
+        w: weights of the layer.
+        states: of every slot.
+        slot: of each row. If there are as many rows as slots, row i is slot i.
+        positions: of each token in its sequence, ascending. 0 begins a sequence, with an empty state; -1: padding after
+            the tokens of a row, which changes no state.
+        layer: the kind of the layer.
+    """
+    x = projections(h, w, layer)
+    with scope():  # here a row is a sequence
+        rows = jax.tree.map(lambda a: a.reshape(*positions.shape, *a.shape[2:]), x)
+        real = (positions >= 0)[..., None]
+        steps = jnp.where(real, rows.a, -jnp.inf)  # of size 0
+        beta = None if rows.beta is None else jnp.where(real, rows.beta, -jnp.inf)
+        rows = dataclasses.replace(rows, a=steps, beta=beta)
+        every = positions.shape[0] == states.state.shape[0]
+        begins = (positions[:, 0] == 0)[:, None, None, None]
+        before = jax.tree.map(lambda a: jnp.where(begins, 0, a if every else a[slot]), states)
+        y, state = mix(rows, w, jnp.ones_like(positions), layer, before)
+        count = jnp.sum(real, axis=1)  # [R, 1]
+
+        def last(before: jax.Array, here: jax.Array) -> jax.Array:
+            at = count + jnp.arange(before.shape[1])
+            tokens = jnp.concatenate([before, here.astype(before.dtype)], axis=1)
+            return jnp.take_along_axis(tokens, at[..., None, None], axis=1)
+
+        after = State(last(before.q, rows.q), last(before.k, rows.k), last(before.v, rows.v), state)
+        if not every:
+            after = jax.tree.map(lambda a, one: a.at[slot].set(one), states, after)
+    return state_output(y.reshape(x.v.shape), x.z, w, layer), after

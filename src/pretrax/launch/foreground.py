@@ -12,7 +12,7 @@ from pretrax.launch.group import output_file
 from pretrax.launch.record import LaunchRecord, write_record
 from pretrax.storage import AnyPath
 from pretrax.storage.locate import working_directory
-from pretrax.system.process_identity import has_ended, identity, is_here
+from pretrax.system.launchers import has_ended, identity, is_here
 
 
 class Foreground(Engine):

@@ -21,7 +21,7 @@ from pretrax.observe.step_lines import SampleLog
 from pretrax.observe.trackers import open_trackers
 from pretrax.observe.trackers.base import Table
 from pretrax.run.environment import Environment
-from pretrax.run.layer_statistics import curves
+from pretrax.run.logged_program import curves
 from pretrax.run.setup import Run
 from pretrax.run.watch import Requests
 

@@ -2,12 +2,16 @@
 
 import contextlib
 import math
+import os
 import pathlib
+import statistics
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 
+from pretrax.checkpoint.agreement import gather
 from pretrax.config import shown_samples
 from pretrax.errors import Report
 from pretrax.infer.sample import sample
@@ -16,8 +20,7 @@ from pretrax.observe.device_memory import memory_in_use
 from pretrax.observe.progress import Progress
 from pretrax.run.clock import Clock, is_done
 from pretrax.run.compiled_step import CompiledStep, record_program
-from pretrax.run.layer_statistics import layer_statistics
-from pretrax.run.noise_scale import NoiseScale
+from pretrax.run.logged_program import NoiseScale, layer_statistics
 from pretrax.run.out_of_memory import explaining_full_memory
 from pretrax.run.processes import is_first_process
 from pretrax.run.result import OnStep
@@ -25,9 +28,9 @@ from pretrax.run.run_log import RunLog, ending
 from pretrax.run.seen_batch import show_batch
 from pretrax.run.setup import Run
 from pretrax.run.start import Start
-from pretrax.run.straggler import Straggler
 from pretrax.run.validation import bits_per_byte
 from pretrax.run.watch import Requests
+from pretrax.system.process_hosts import described, expected_hosts
 from pretrax.train.skipping import without_empty_means
 from pretrax.train.step import TrainState, Weights
 
@@ -245,3 +248,64 @@ def open_log(
         return
     with RunLog(run, directory, resumed_step, report) as log, ending(log, requests, report):
         yield log
+
+
+EVERY = 20  # steps between two comparisons; each process sends one number
+
+
+class Straggler:
+    """Compares the time that processes spend between steps: fetching data, writing, being paused by their machine.
+
+    A process that is fast waits inside of a step, for the others.
+    """
+
+    def __init__(self, report: Report):
+        self._report = report
+        self._named: int | None = None
+        self._since = self._began = time.perf_counter()
+        self._inside = 0.0
+        self._steps = 0
+
+    def begin_step(self) -> None:
+        """Call it before a step."""
+        self._began = time.perf_counter()
+
+    def end_step(self, number: int) -> None:
+        """Call it when the step with this number has ended, in all processes."""
+        if jax.process_count() == 1:
+            return
+        now = time.perf_counter()
+        self._inside, self._steps = self._inside + now - self._began, self._steps + 1
+        self._began = now
+        if number % EVERY:
+            return
+        per_step = (now - self._since) / self._steps
+        own = per_step - self._inside / self._steps
+        self._since, self._inside, self._steps = now, 0.0, 0
+        if times := gather('time between steps', str(own)):
+            self._compare([float(text) for text in times], per_step)
+
+    def _compare(self, own: list[float], per_step: float) -> None:
+        slow = slow_one(own, per_step)
+        if slow is not None and slow != self._named:
+            address = os.environ.get('JAX_COORDINATOR_ADDRESS', '')
+            who = described([slow], dict(enumerate(expected_hosts(len(own), 0, address))))
+            usual = statistics.median([seconds for index, seconds in enumerate(own) if index != slow])
+            self._report(
+                f'{who} is slow: between steps it takes {own[slow]:.2g} s, the others {usual:.2g} s, and they wait '
+                'for it; '
+                f'a step takes {per_step:.2g} s'
+            )
+        self._named = slow
+
+
+def slow_one(own: list[float], per_step: float) -> int | None:
+    """The process that takes a fifth of a step longer between steps than the others; None: they are alike.
+
+    Args:
+        own: seconds between steps, for each process.
+        per_step: seconds of a step, with what is between steps.
+    """
+    slow = max(range(len(own)), key=own.__getitem__)
+    usual = statistics.median([seconds for index, seconds in enumerate(own) if index != slow])
+    return slow if own[slow] - usual > per_step / 5 else None

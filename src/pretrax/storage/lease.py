@@ -22,7 +22,7 @@ from typing import Any
 from pretrax.errors import UserError
 from pretrax.storage.bucket_path import BucketPath
 from pretrax.storage.connection import kind_of_error
-from pretrax.system.process_identity import has_ended, identity
+from pretrax.system.launchers import has_ended, identity
 
 FILE = 'lock'  # the lease of a run directory
 _RENEWALS = 4  # per duration of a lease

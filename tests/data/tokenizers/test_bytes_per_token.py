@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
-from pretrax.data.tokenizers.bytes_per_token import _shrinkage, most_bytes_per_token
+from pretrax.data.tokenizers.text_bounds import _shrinkage, most_bytes_per_token
 from pretrax.data.tokenizers.tokenizer_files import bytes_tokenizer
 
 BYTES = {f'<0x{byte:02X}>': byte for byte in range(256)}

@@ -11,8 +11,8 @@ import sys
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from pretrax.data.tokenizers import growth
-from pretrax.data.tokenizers.growth import refuse_growth
+from pretrax.data.tokenizers import text_bounds
+from pretrax.data.tokenizers.text_bounds import refuse_growth
 from pretrax.data.tokenizers.tokenizer import Tokenizer, is_native_error
 from pretrax.data.tokenizers.tokenizer_files import bytes_tokenizer
 from pretrax.errors import UserError
@@ -30,7 +30,7 @@ def sequence(*steps: object, key: str = 'normalizers') -> dict[str, object]:
 def bound(settings: dict[str, object]) -> float:
     """The growth that is said when any growth is refused."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(growth, 'LARGEST_GROWTH', 0.0)
+        patch.setattr(text_bounds, 'LARGEST_GROWTH', 0.0)
         with pytest.raises(UserError, match=r'a text (\S+) times as long') as refused:
             refuse_growth(settings, 'x')
     return float(str(refused.value).partition(' a text ')[2].partition(' ')[0])

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import tokenizers
 from tokenizers import pre_tokenizers
 
-from pretrax.data.tokenizers.bytes_per_token import steps
+from pretrax.data.tokenizers.text_bounds import steps
 
 type Part = tuple[int, str]  # the number of a token, and text that it adds
 _BYTE = re.compile(r'<0x(\+[0-9A-Fa-f]|[0-9A-Fa-f]{2})>')

@@ -21,10 +21,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders
 
-from pretrax.data.tokenizers.bytes_per_token import most_bytes_per_token
 from pretrax.data.tokenizers.decoding import Decoding, Steps
-from pretrax.data.tokenizers.growth import refuse_growth
-from pretrax.data.tokenizers.text_bounds import Added, added_tokens, with_begin
+from pretrax.data.tokenizers.text_bounds import Added, added_tokens, most_bytes_per_token, refuse_growth, with_begin
 from pretrax.errors import UserError, first_line
 from pretrax.system.json_file import parse_json
 
