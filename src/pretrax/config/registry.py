@@ -17,7 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pydantic
 
@@ -25,16 +25,10 @@ from pretrax.config.one_of import Kinds, OneOf
 from pretrax.config.problems import nearest
 from pretrax.errors import UserError
 
+if TYPE_CHECKING:
+    from pretrax.config.schema import Component
+
 DEFAULTS: Mapping[str, str] = {'model': 'transformer', 'data': 'text', 'optimizer': 'adamw', 'schedule': 'cosine'}
-
-
-class Section(Protocol):
-    """A section of the configuration: the name of a component, and its validated options."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def options(self) -> pydantic.BaseModel: ...
 
 
 @dataclass(frozen=True)
@@ -146,7 +140,7 @@ def description(kind: str, name: str) -> str:
     return ' '.join(text.partition('\n\n')[0].split())
 
 
-def build(kind: str, section: Section, *supplied: Any) -> Any:
+def build(kind: str, section: 'Component', *supplied: Any) -> Any:
     """Calls the component of a section, with the `supplied` positional arguments and its options.
 
     An optimizer is supplied with `Model.matrix_dimensions` if it has a parameter `matrices`.

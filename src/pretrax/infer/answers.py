@@ -4,11 +4,14 @@ import dataclasses
 import sys
 import time
 from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pretrax.errors import unfiltered_output
-from pretrax.infer.request import Finish, Request, Serving
+from pretrax.infer.request import Finish, Request
 from pretrax.infer.text import TextStream
+
+if TYPE_CHECKING:
+    from pretrax.infer.engine import Engine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +31,7 @@ class News(NamedTuple):
     finish: Finish | None
 
 
-def write(engine: Serving, tokenizer: Any, asked: Sequence[Asked]) -> Generator[News]:
+def write(engine: 'Engine', tokenizer: Any, asked: Sequence[Asked]) -> Generator[News]:
     """The texts of answers, piece by piece, in the order in which they are written.
 
     The token that ends an answer is not part of its text. If the iterator is closed, the answers that are not finished

@@ -106,6 +106,9 @@ class Engine:
         weights_step: training step of the weights.
         draft: weights of the model that proposes tokens, if `programs` has one.
         warm_up: whether all programs are compiled now, not when they are first needed.
+
+    Attributes:
+        max_length: the most tokens of a prompt and its answer together.
     """
 
     def __init__(

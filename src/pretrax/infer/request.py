@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -154,38 +154,3 @@ def answer_length(prompt: int, tokens: int | None, positions: int | None) -> int
         tokens = DEFAULT_TOKENS if positions is None else max(1, min(DEFAULT_TOKENS, positions - prompt))
     check_positions(prompt, tokens, positions)
     return tokens
-
-
-class Serving(Protocol):
-    """An engine, as the server and the commands see it. All calls come from one thread."""
-
-    @property
-    def max_length(self) -> int:
-        """The most tokens of a prompt and its answer together."""
-        ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def idle(self) -> bool:
-        """Whether there is no request."""
-        ...
-
-    def check(self, request: Request) -> None:
-        """Raises UserError for a request that can never run: empty, too long, a token outside the vocabulary."""
-        ...
-
-    def add(self, request: Request) -> int:
-        """Adds a request to the queue and returns its number. Raises UserError as `check` does."""
-        ...
-
-    def cancel(self, number: int) -> None:
-        """Ends a request. Its slot is free after the current block. Unknown and finished numbers are ignored."""
-        ...
-
-    def step(self) -> list[Update]:
-        """Reads a chunk of waiting prompts and writes a block of tokens in every busy slot."""
-        ...
-
-    def status(self) -> EngineStatus: ...

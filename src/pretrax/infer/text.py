@@ -1,23 +1,10 @@
 """The text of an answer while its tokens arrive: whole characters, up to a stop string."""
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-
-class Decoding(Protocol):
-    """The decoding of one sequence of tokens: `pretrax.data.tokenizers.decoding.Decoding`."""
-
-    @property
-    def settled(self) -> int: ...
-    def push(self, ids: Sequence[int]) -> list[tuple[int, str]]: ...
-    def end(self) -> list[tuple[int, str]]: ...
-
-
-class Decodes(Protocol):
-    """A tokenizer: `pretrax.data.tokenizers.tokenizer.Tokenizer`."""
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-    def decoding(self) -> Decoding: ...
+if TYPE_CHECKING:
+    from pretrax.data.tokenizers.tokenizer import Tokenizer
 
 
 class Piece(NamedTuple):
@@ -49,7 +36,7 @@ class TextStream:
 
     def __init__(
         self,
-        tokenizer: Decodes,
+        tokenizer: 'Tokenizer',
         prompt: Sequence[int] = (),
         stop: Sequence[str] = (),
         include_stop: bool = False,

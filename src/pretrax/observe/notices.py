@@ -4,36 +4,23 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pretrax.errors import DONE, TRY_AGAIN, Report
 from pretrax.observe.attempts import read_attempts
 from pretrax.observe.notify import Notice, Notifier
 
 if TYPE_CHECKING:
-    from pretrax.config.schema import Log
-    from pretrax.storage import AnyPath
+    from pretrax.config import RunConfig
+    from pretrax.run.setup import Run
 
 _ENDS = ('finished', 'stopped', 'failed')  # what a training writes when it ends, and notifies of by itself
-
-
-class Notified(Protocol):
-    """What notices tell about a run: a prepared run has it, and so has a configuration."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def run_dir(self) -> 'AnyPath': ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def log(self) -> 'Log': ...
 
 
 class _Notices:
     """Sends notices about a run to the webhook or the command of `log.notify`."""
 
-    def __init__(self, run: Notified, report: Report):
+    def __init__(self, run: 'Run | RunConfig', report: Report):
         section = run.log.notify
         self._run = run
         self._notifier = Notifier(section.url, section.command, section.events, report)
@@ -67,7 +54,7 @@ class RunNotices(_Notices):
         step: the newest step that is done.
     """
 
-    def __init__(self, run: Notified, directory: pathlib.Path, step: Callable[[], int], report: Report):
+    def __init__(self, run: 'Run | RunConfig', directory: pathlib.Path, step: Callable[[], int], report: Report):
         super().__init__(run, report)
         self._step = step
         # Steps that the run has to pass before it has recovered; None: it is not in trouble.

@@ -11,13 +11,15 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pretrax.errors import Report
 from pretrax.observe.device_memory import memory_by_owner, memory_in_use
 
 if TYPE_CHECKING:
     from pretrax.config.schema import Log
+    from pretrax.run.clock import Clock
+    from pretrax.run.step_metrics import StepMetrics
 
 STEPS_FILE = 'steps.json'
 MOST_SLOW, APART = 3, 100  # traces that slow steps may start, and steps from the end of one to the next
@@ -25,16 +27,6 @@ _AFTER_SLOW = 3  # steps that such a trace has, unless `log.profile` says otherw
 SETTLING = 3  # first steps, which do not count: they allocate memory and fill the prefetch queue
 _WINDOW, _FEWEST = 51, 8  # steps whose median is the usual time, at most and at least
 _UNEVEN = 3  # calls after an interruption at which the steps that have ended may have waited for other work
-
-
-class Clock(Protocol):
-    """A clock that stops during evaluations and checkpoints."""
-
-    interruptions: int  # how often something was done between steps
-    done: int  # the number of steps that the device is known to have computed
-
-    def seconds_of_done(self) -> float: ...  # the time at which it had computed them
-    def paused(self, work: str, step: int) -> contextlib.AbstractContextManager[None]: ...  # its time is not a step's
 
 
 class SlowSteps:
@@ -48,7 +40,7 @@ class SlowSteps:
         latest: seconds of the newest step.
     """
 
-    def __init__(self, factor: float, clock: Clock):
+    def __init__(self, factor: float, clock: 'Clock'):
         self.usual = self.latest = 0.0
         self._factor, self._clock = factor, clock
         self._interruptions, self._uneven = clock.interruptions, 0  # so far, and calls that still do not count
@@ -75,15 +67,9 @@ class SlowSteps:
         return 0 < self.usual * self._factor <= self.latest
 
 
-class Metrics(Protocol):
-    @property
-    def clock(self) -> Clock: ...
-    def read(self) -> None: ...  # waits for the step before the newest one, and measures its time
-
-
 @contextlib.contextmanager
 def profiled[**P, T](
-    step: Callable[P, T], log: 'Log', directory: pathlib.Path, say: Report, metrics: Metrics
+    step: Callable[P, T], log: 'Log', directory: pathlib.Path, say: Report, metrics: 'StepMetrics'
 ) -> Iterator[Callable[P, T]]:
     """Traces calls of the step, in process 0: `log.profile` from the fourth on, and some after slow ones.
 
@@ -116,7 +102,9 @@ def profiled[**P, T](
 class _Tracer:
     """Decides before and after each call whether a trace starts or ends."""
 
-    def __init__(self, count: int, directory: pathlib.Path, say: Report, metrics: Metrics, slow: SlowSteps | None):
+    def __init__(
+        self, count: int, directory: pathlib.Path, say: Report, metrics: 'StepMetrics', slow: SlowSteps | None
+    ):
         self._count, self._directory, self._say = count, directory, say
         self._metrics, self._slow = metrics, slow
         self._calls = self._left = self._slow_traces = 0  # calls so far, calls still to trace, traces of slow steps

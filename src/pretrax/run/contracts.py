@@ -26,7 +26,7 @@ from jax.tree_util import keystr
 
 from pretrax.config import build, plugin_factory
 from pretrax.config.batch import rows_of
-from pretrax.config.registry import Section
+from pretrax.config.schema import Component as Section
 from pretrax.data.batches.source import HostBatch, check_source
 from pretrax.errors import UserError
 from pretrax.model.base import AutomaticModel, Model, check_model

@@ -1,6 +1,6 @@
 """Saves checkpoints of a run. A failure is reported, and training continues."""
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,20 +15,13 @@ from pretrax.train.host_memory import on_device
 from pretrax.train.state import by_weight
 from pretrax.train.step import TrainState
 
+if TYPE_CHECKING:
+    from pretrax.run.directory import RunDirectory
+
 NEWEST = 'newest_checkpoint'  # file in the run directory: the step of the newest checkpoint; 0: a rollback left none
 
 
-class Directory(Protocol):
-    """What the checkpoints of a run need of its directory (run/directory.py)."""
-
-    def confirm(self) -> None: ...
-
-    def upload(self, step: int) -> None: ...
-
-    def write(self, name: str, content: bytes) -> None: ...
-
-
-def open_checkpoints(section: Checkpoint, run_dir: AnyPath, directory: Directory) -> Checkpoints:
+def open_checkpoints(section: Checkpoint, run_dir: AnyPath, directory: 'RunDirectory') -> Checkpoints:
     """The checkpoints of a run, kept as the configuration says. Raises UserError if they cannot be written."""
     keep = Keep(section.keep, section.keep_every, section.keep_best)
 

@@ -1,1 +1,1 @@
-"""An HTTP server with OpenAI's interface. It imports no JAX: engines come from outside, as `infer.request.Serving`."""
+"""An HTTP server with OpenAI's interface. It imports no JAX: engines come from outside, as `infer.engine.Engine`."""

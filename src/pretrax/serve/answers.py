@@ -2,11 +2,13 @@
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pretrax.infer.request import Request, Token, Update
 from pretrax.infer.text import TextStream
-from pretrax.serve.service import Tokenizer
+
+if TYPE_CHECKING:
+    from pretrax.data.tokenizers.tokenizer import Tokenizer
 
 _CONTEXT = 64  # tokens before an answer that can change its first letters, and many more
 
@@ -54,7 +56,7 @@ class Choice:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: 'Tokenizer',
         request: Request,
         stops: Sequence[str],
         index: int,
@@ -119,7 +121,7 @@ class Choice:
         return Delta(self._echo.text, list(update.prompt), offsets)
 
 
-def token_name(tokenizer: Tokenizer, token: int) -> str:
+def token_name(tokenizer: 'Tokenizer', token: int) -> str:
     """The text of a token; for a part of a character, its bytes, such as bytes:\\xf0\\x9f."""
     content = tokenizer.token_bytes(token)
     try:

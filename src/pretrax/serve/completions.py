@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pretrax.errors import UserError
 from pretrax.infer.request import Request, Token
@@ -11,7 +11,11 @@ from pretrax.serve.answers import Choice, Delta, Echo, token_name
 from pretrax.serve.bodies import ChatBody, CompletionBody, Conversation, RawText, listed
 from pretrax.serve.errors import ApiError
 from pretrax.serve.generation import Format, Generation
-from pretrax.serve.service import ServedModel, Template, Tokenizer, service_of
+from pretrax.serve.service import ServedModel, service_of
+
+if TYPE_CHECKING:
+    from pretrax.data.chat.templates import ChatTemplate
+    from pretrax.data.tokenizers.tokenizer import Tokenizer
 
 _DEFAULT_TOKENS = 16  # as OpenAI's
 
@@ -40,7 +44,7 @@ async def completions(http: Any) -> Generation:
     return Generation(service, model, requests, choices, form, body.stream)
 
 
-def _echo(tokenizer: Tokenizer, prompt: str | list[int], ids: tuple[int, ...], how: RawText) -> Echo:
+def _echo(tokenizer: 'Tokenizer', prompt: str | list[int], ids: tuple[int, ...], how: RawText) -> Echo:
     if not isinstance(prompt, str):
         return Echo(tokenizer.decode(prompt), before=0)
     begin = tokenizer.begin_of_text if how.add_special_tokens else ()
@@ -59,7 +63,7 @@ class _Completion(Format):
         return {'index': choice.index, 'text': delta.text, 'logprobs': logprobs, 'finish_reason': delta.finish}
 
 
-def completion_logprobs(tokenizer: Tokenizer, delta: Delta) -> dict[str, Any]:
+def completion_logprobs(tokenizer: 'Tokenizer', delta: Delta) -> dict[str, Any]:
     """The log probabilities of tokens, as four lists."""
 
     name = functools.partial(token_name, tokenizer)
@@ -95,7 +99,7 @@ async def chat_completions(http: Any) -> Generation:
     return Generation(service, model, requests, choices, form, body.stream)
 
 
-def template_of(model: ServedModel) -> Template:
+def template_of(model: ServedModel) -> 'ChatTemplate':
     """The chat template of a model. Raises ApiError 400 if it has none."""
     if model.template is None:
         message = f'{model.name} is a base model: it has no chat template; use /v1/completions'
@@ -146,7 +150,7 @@ class _Chat(Format):
         return {'index': choice.index, key: message, 'logprobs': logprobs, 'finish_reason': finish}
 
 
-def chat_logprobs(tokenizer: Tokenizer, delta: Delta) -> dict[str, Any]:
+def chat_logprobs(tokenizer: 'Tokenizer', delta: Delta) -> dict[str, Any]:
     """The log probabilities of tokens, one entry each."""
 
     def entry(token: int, logprob: float | None) -> dict[str, Any]:

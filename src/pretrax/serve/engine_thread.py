@@ -7,9 +7,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from pretrax.errors import Report, UserError
-from pretrax.infer.request import EngineStatus, Request, Serving, Update
+from pretrax.infer.request import EngineStatus, Request, Update
+
+if TYPE_CHECKING:
+    from pretrax.infer.engine import Engine
 
 type Numbered = tuple[int, Update]  # an update, and the place of its request among those of its job
 
@@ -86,7 +90,7 @@ class EngineThread:
         report: receives the traceback of an engine that fails.
     """
 
-    def __init__(self, engine: Serving, report: Report):
+    def __init__(self, engine: 'Engine', report: Report):
         self.max_length, self.vocab_size = engine.max_length, engine.vocab_size
         self.status: EngineStatus = engine.status()  # the engine's after the newest block
         self.failed = False  # whether the engine raised an exception; then every request fails

@@ -2,50 +2,25 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
 from pretrax.infer.answers import begun
 from pretrax.infer.request import Pooling
-from pretrax.infer.text import Decodes
 from pretrax.serve.bodies import RawText, parse
 from pretrax.serve.engine_thread import EngineThread
 from pretrax.serve.errors import ApiError
 from pretrax.serve.limits import Admission, Limits
 from pretrax.serve.metrics import Metrics
 
+if TYPE_CHECKING:
+    from pretrax.data.chat.templates import ChatTemplate
+    from pretrax.data.tokenizers.tokenizer import Tokenizer
+
 _LONG = 2_000  # characters; longer texts are tokenized in a thread, so that other clients do not wait
-
-
-class Tokenizer(Decodes, Protocol):
-    """What the server needs of `data.tokenizers.Tokenizer`."""
-
-    @property
-    def begin_of_text(self) -> tuple[int, ...]: ...
-    @property
-    def end_of_text(self) -> int | None: ...
-    @property
-    def special_tokens(self) -> Mapping[str, int]: ...
-    @property
-    def max_bytes_per_token(self) -> int | None: ...
-    def encode(self, text: str) -> list[int]: ...
-    def encode_with_names(self, text: str) -> list[int]: ...
-    def encode_with_special_tokens(self, parts: Sequence[int | str]) -> list[int]: ...
-    def token_bytes(self, token: int) -> bytes: ...
-
-
-class Template(Protocol):
-    """What the server needs of `chat.templates.ChatTemplate`."""
-
-    @property
-    def end_of_turn(self) -> tuple[int, ...]: ...
-    @property
-    def source(self) -> str: ...
-    def check_variables(self, variables: Iterable[str]) -> None: ...
-    def prompt(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int | str]: ...
 
 
 @dataclasses.dataclass(eq=False)
@@ -54,9 +29,11 @@ class ServedModel:
 
     name: str  # by which clients choose it
     thread: EngineThread
-    tokenizer: Tokenizer
+    tokenizer: 'Tokenizer'
     admission: Admission
-    template: Template | None = None  # encodes the messages of a chat; None: a base model, which only continues text
+    template: 'ChatTemplate | None' = (
+        None  # encodes the messages of a chat; None: a base model, which only continues text
+    )
     step: int | None = None  # training step of the newest weights
     created: int = 0  # when they were written, in seconds since 1970
     pooling: Pooling = 'mean'  # pooling of embeddings, unless a request says otherwise

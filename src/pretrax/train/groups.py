@@ -9,7 +9,7 @@ import difflib
 import fnmatch
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,9 @@ from pretrax.model.architecture import Architecture
 from pretrax.model.base import Model
 from pretrax.model.mup import Scaling
 from pretrax.model.weights import BUFFERS, MATRICES, layers_with
+
+if TYPE_CHECKING:
+    from pretrax.train.step import Recipe
 
 DEFAULT_NO_DECAY = ('*norm*', '*bias')
 # Of layers with a state: these do not decay either, as in the code of Mamba 2, unless a group has a decay for them
@@ -52,29 +55,12 @@ class Setting(NamedTuple):
         return not np.any(self.scale)
 
 
-class Rules(Protocol):
-    """The part of a recipe that says how weights are trained."""
-
-    @property
-    def model(self) -> Model: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def no_decay(self) -> tuple[str, ...]: ...
-    @property
-    def groups(self) -> tuple[Group, ...]: ...
-    @property
-    def width_power(self) -> float: ...
-    @property
-    def cautious_decay(self) -> bool: ...
-
-
-def settings_of(rules: Rules, weights: optax.Params) -> Any:
+def settings_of(recipe: 'Recipe', weights: optax.Params) -> Any:
     """The `Setting` of each weight. Raises UserError if a pattern matches no weight, or all weights are frozen."""
-    arch = rules.model.arch
-    settings = weight_settings(weights, rules.weight_decay, rules.no_decay, rules.groups, arch=arch)
-    settings = jax.tree.map(lambda one: one._replace(cautious=rules.cautious_decay), settings, is_leaf=_is_setting)
-    return settings if arch is None or arch.mup is None else _scaled(settings, arch.mup, rules.width_power)
+    arch = recipe.model.arch
+    settings = weight_settings(weights, recipe.weight_decay, recipe.no_decay, recipe.groups, arch=arch)
+    settings = jax.tree.map(lambda one: one._replace(cautious=recipe.cautious_decay), settings, is_leaf=_is_setting)
+    return settings if arch is None or arch.mup is None else _scaled(settings, arch.mup, recipe.width_power)
 
 
 def weight_settings(

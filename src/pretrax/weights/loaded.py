@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pretrax.data.tokenizers.tokenizer import Tokenizer
     from pretrax.evaluate.language_model import LanguageModel
     from pretrax.infer.answers import Asked
-    from pretrax.infer.request import Serving
+    from pretrax.infer.engine import Engine
 
 DTYPES = ('f32', 'bf16', 'fp16')
 MOST_SLOTS = 8  # unless --slots says otherwise
@@ -307,7 +307,7 @@ class LoadedModel:
             )
         return template
 
-    def engine(self, max_length: int, slots: int) -> 'Serving':
+    def engine(self, max_length: int, slots: int) -> 'Engine':
         """An engine for texts of at most `max_length` tokens."""
         from pretrax.infer.generate import open_engine
 
@@ -320,7 +320,7 @@ class LoadedModel:
 
         return fitting_length(self.model, self.trained.run.mesh, EngineOptions(max_length=self.length, slots=slots))
 
-    def engine_for(self, asked: Sequence['Asked'], slots: int | None) -> 'Serving':
+    def engine_for(self, asked: Sequence['Asked'], slots: int | None) -> 'Engine':
         """An engine with room for the longest of the answers."""
         longest = max((len(one.request.prompt) + one.request.max_tokens for one in asked), default=1)
         return self.engine(longest, slots or min(1 << (len(asked) - 1).bit_length(), MOST_SLOTS))

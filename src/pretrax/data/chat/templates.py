@@ -13,25 +13,20 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pretrax.data.chat.rendering import Renderer, environment
 from pretrax.errors import UserError
 from pretrax.system.json_file import read_settings
+
+if TYPE_CHECKING:
+    from pretrax.data.tokenizers.tokenizer import Tokenizer
 
 ROLES = ('system', 'developer', 'user', 'assistant', 'tool', 'function')
 SETTINGS, JINJA = 'tokenizer_config.json', 'chat_template.jinja'  # files of `transformers`
 _MOST_CHARACTERS = 1_000_000  # of a template
 _SIGNS, _N_SIGNS = 0xF0000, 0xFFFE  # a private use area of Unicode
 _RESERVED = {'messages', 'tools', 'add_generation_prompt', 'loop'}  # not for a request
-
-
-class Tokenizer(Protocol):
-    """What a template needs of `data.tokenizers.Tokenizer`."""
-
-    @property
-    def special_tokens(self) -> Mapping[str, int]: ...
-    def encode_with_special_tokens(self, parts: Sequence[int | str]) -> list[int]: ...
 
 
 class Conversation(NamedTuple):
@@ -216,7 +211,7 @@ class ChatTemplate(Template):
     def __init__(
         self,
         source: str,
-        tokenizer: Tokenizer,
+        tokenizer: 'Tokenizer',
         special_tokens: Mapping[str, str] | None = None,
         name: str = 'the chat template',
     ):
@@ -323,7 +318,7 @@ def _find_free(node: Any, assigned: set[str], free: set[str]) -> None:
         _find_free(child, assigned, free)
 
 
-def read_chat_template(directory: Any, tokenizer: Tokenizer, file: Any = None) -> ChatTemplate | None:
+def read_chat_template(directory: Any, tokenizer: 'Tokenizer', file: Any = None) -> ChatTemplate | None:
     """The chat template in a directory of `transformers`; None if it has none.
 
     Args:

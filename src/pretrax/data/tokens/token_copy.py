@@ -7,8 +7,8 @@ manifest lists the inputs.
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,12 +103,6 @@ class TextBytes:
         return int(lengths.sum()), int(lengths[targets].sum())
 
 
-class Append(Protocol):
-    """Appends documents to a split of the output; `n_bytes` comes from `TextBytes.count`."""
-
-    def __call__(self, split: str, documents: Documents, n_bytes: tuple[int, int] | None) -> None: ...
-
-
 @contextlib.contextmanager
 def output(
     out: AnyPath,
@@ -117,8 +111,8 @@ def output(
     tokenizer: Tokenizer | None,
     how: dict[str, Any],
     say: Report,
-) -> Iterator[Append]:
-    """Writes a new flat-tokens directory with all documents of some stores. Yields what appends them.
+) -> Iterator[Callable[[str, Documents, tuple[int, int] | None], None]]:
+    """Writes a new flat-tokens directory with all documents of some stores. Yields what appends them to a split.
 
     Args:
         tokenizer: None if unknown.

@@ -2,7 +2,7 @@
 
 import gzip
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from pretrax.errors import UserError, system_errors
 from pretrax.hlo.parse import ENTRY
@@ -12,17 +12,14 @@ from pretrax.storage.locate import write_whole
 from pretrax.system.gzip_file import gunzip
 from pretrax.system.software import need_extra
 
+if TYPE_CHECKING:
+    import jax
+
 TEXT = 'program.hlo.txt.gz'
 _PICTURES, _TEXTS = ('.html', '.svg'), ('.txt', '.txt.gz', '.hlo', '.hlo.gz')
 
 
-class Compiled(Protocol):
-    """A compiled program, such as a `jax.stages.Compiled`."""
-
-    def as_text(self) -> str | None: ...
-
-
-def write_program(directory: AnyPath, compiled: Compiled, mesh: Mapping[str, int]) -> Program:
+def write_program(directory: AnyPath, compiled: 'jax.stages.Compiled', mesh: Mapping[str, int]) -> Program:
     """Writes the optimized program with its mesh to `program.hlo.txt.gz`, for `read_program`, and returns it parsed."""
     text = compiled.as_text() or ''
     directory.mkdir(parents=True, exist_ok=True)
