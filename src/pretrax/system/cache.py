@@ -7,6 +7,7 @@ import tempfile
 from typing import Any
 
 from pretrax.system.atomic import write_file
+from pretrax.system.json_file import read_entries as read_entries
 
 
 def own_directory() -> pathlib.Path:
@@ -21,15 +22,6 @@ def cache_directory() -> pathlib.Path:
     """
     own = own_directory()
     return own if own.is_absolute() else pathlib.Path(tempfile.gettempdir()) / f'pretrax-{os.getuid()}'
-
-
-def read_entries(path: pathlib.Path) -> dict[str, Any]:
-    """The entries of a file by key; none if it does not exist, is unreadable or is damaged."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def write_entries(path: pathlib.Path, entries: dict[str, Any]) -> str:

@@ -38,6 +38,15 @@ def read_json(path: Any) -> dict[str, Any]:
     return found
 
 
+def read_entries(path: Any) -> dict[str, Any]:
+    """The JSON object in a file; {}: there is none, or it is damaged."""
+    try:
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def read_settings(path: Any) -> dict[str, Any]:
     """Reads the settings in a file; {} if there is no file."""
     return read_json(path) if path.is_file() else {}

@@ -17,7 +17,7 @@ from pretrax import __version__
 from pretrax.data.corpus.files import nearest
 from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokens.block_files import BlockFiles
-from pretrax.data.tokens.token_array import TokenArray, damaged, unreadable
+from pretrax.data.tokens.token_array import TokenArray, damaged, file_errors, unreadable
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath, BucketPath
@@ -215,12 +215,8 @@ def open_split(directory: AnyPath, split: str, cache: BlockFiles | None = None) 
         for index in range(n_shards):
             file = directory / split / name / 'c' / str(index)
             assert isinstance(file, Path)
-            try:
+            with file_errors(file):
                 size = file.stat().st_size
-            except FileNotFoundError:
-                raise damaged(file, 'missing') from None
-            except OSError as error:
-                raise unreadable(file, error) from None
             if size == 0:
                 raise damaged(file, 'empty')
     opened = FlatTokens(path, manifest, arrays)
@@ -243,10 +239,8 @@ def read_tokenizer_json(directory: AnyPath, expected: TokenizerIdentity) -> byte
     path = result_at(directory) / TOKENIZER_FILE
     if not path.is_file():
         raise damaged(path, 'missing')
-    try:
+    with file_errors(path):
         content = path.read_bytes()
-    except OSError as error:
-        raise unreadable(path, error) from None
     if hashlib.sha256(content).hexdigest() != expected.sha256:
         raise UserError(f'{path}: not the tokenizer that made these tokens (sha256 {expected.sha256[:12]}..)')
     return content
@@ -260,14 +254,8 @@ def _is_name(value: Any) -> bool:
 def group_attributes(path: AnyPath) -> dict[str, Any]:
     """The attributes of a zarr group. Raises UserError if its zarr.json cannot be read, or is not one."""
     file = path / 'zarr.json'
-    try:
+    with file_errors(file):
         group = parse_json(file.read_bytes())
-    except FileNotFoundError:
-        raise damaged(file, 'missing') from None
-    except OSError as error:
-        raise unreadable(file, error) from None
-    except ValueError as error:
-        raise damaged(file, str(error)) from None
     if not isinstance(group, dict) or group.get('node_type') != 'group':
         raise UserError(f'{file}: not a zarr v3 group')
     attributes = group.get('attributes', {})

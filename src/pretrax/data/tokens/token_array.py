@@ -43,7 +43,7 @@ class TokenArray:
     def __init__(self, path: AnyPath, dtype: str, sha256: str, cache: BlockFiles | None = None):
         self._path, self._dtype, self._sha256 = path, np.dtype(dtype), sha256
         self._cache = cache if isinstance(path, BucketPath) else None
-        with _file_errors(path / 'zarr.json'):
+        with file_errors(path / 'zarr.json'):
             self._shards = shards = Shards.parse((path / 'zarr.json').read_bytes())
         if shards.dtype != self._dtype:
             raise UserError(f'{path / "zarr.json"}: {shards.dtype.name}\n  expected {dtype}')
@@ -128,14 +128,14 @@ class TokenArray:
 
     def _read_span(self, span: '_Span') -> Iterator[tuple[int, np.ndarray]]:
         file = self._path / f'c/{span.shard}'
-        with _file_errors(file):
+        with file_errors(file):
             content = _read_range(file, span.start, span.stop)
             for chunk, start, stop in span.chunks:
                 yield chunk, self._shards.decode(content[start - span.start : stop - span.start])
 
     def _read_index(self, shard: int) -> list[tuple[int, int] | None]:
         file = self._path / f'c/{shard}'
-        with _file_errors(file):
+        with file_errors(file):
             return self._shards.index(_read_range(file, -self._shards.index_size, None))
 
 
@@ -159,7 +159,7 @@ def _read_range(file: AnyPath, start: int, stop: int | None) -> bytes:
 
 
 @contextlib.contextmanager
-def _file_errors(file: AnyPath) -> Iterator[None]:
+def file_errors(file: AnyPath) -> Iterator[None]:
     """Turns an error of reading a file into a UserError that names it."""
     try:
         yield

@@ -13,7 +13,7 @@ from pretrax.hlo.parse import KINDS
 from pretrax.hlo.program import Operation, Program
 from pretrax.hlo.work import CONTROL
 from pretrax.storage import AnyPath
-from pretrax.system.json_file import parse_json
+from pretrax.system.json_file import read_entries
 from pretrax.view.program.file import TEXT, read_program
 from pretrax.view.trace.device_time import (
     COMMUNICATION,
@@ -63,7 +63,7 @@ def open_newest(run: AnyPath, step: int | None = None) -> TracedSteps:
     files = find_traces(run)
     if step is None:
         return open_trace(files[-1])
-    numbers = [(_json(path.parent / STEPS_FILE), path) for path in files]
+    numbers = [(read_entries(path.parent / STEPS_FILE), path) for path in files]
     having = [path for about, path in numbers if about.get('first_step', 0) <= step <= about.get('last_step', -1)]
     if not having and all(about for about, _ in numbers):
         steps = ', '.join(f'{about.get("first_step")} to {about.get("last_step")}' for about, _ in numbers)
@@ -81,20 +81,11 @@ def open_trace(path: AnyPath, step: int | None = None) -> TracedSteps:
     Raises:
         UserError: the trace is missing or damaged, or does not have the step.
     """
-    about = _json(path.parent / STEPS_FILE)
-    environment = next((found for folder in _folders(path) if (found := _json(folder / 'environment.json'))), {})
+    about = read_entries(path.parent / STEPS_FILE)
+    environment = next((found for folder in _folders(path) if (found := read_entries(folder / 'environment.json'))), {})
     texts = [file for folder in _folders(path) if (file := folder / TEXT).exists()]
     program = read_program(texts[0]) if texts else None
     return _join(path, read_trace(path), program, about, environment, step)
-
-
-def _json(path: AnyPath) -> dict[str, Any]:
-    """An object in a file; {}: there is none, or it is damaged."""
-    try:
-        found = parse_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _folders(path: AnyPath) -> Iterable[AnyPath]:
