@@ -128,20 +128,15 @@ def _check_components(config: RunConfig, is_here: bool, vocab_size: int | None) 
         check_run(prepare(config, lambda text: None, jax.devices(), source))
 
 
-def _check_bucket(run_dir: BucketPath) -> None:
-    """Raises UserError if no object can be written below a run directory."""
-    probe = run_dir / f'.probe-{uuid.uuid4().hex}'
-    try:
-        probe.write_bytes(b'probe')
-        probe.unlink()
-    except OSError as error:
-        raise UserError(f'run_dir: {run_dir} cannot be used: {error.strerror} ({error.filename})') from error
-
-
 def _check_writable(run_dir: AnyPath, log: Log, faults: Faults) -> None:
     """Raises UserError if a file of the run cannot be written."""
     if isinstance(run_dir, BucketPath) and is_first_process():
-        _check_bucket(run_dir)
+        probe = run_dir / f'.probe-{uuid.uuid4().hex}'
+        try:
+            probe.write_bytes(b'probe')
+            probe.unlink()
+        except OSError as error:
+            raise UserError(f'run_dir: {run_dir} cannot be used: {error.strerror} ({error.filename})') from error
     run_dir = working_directory(run_dir)
     trackers = {'tb': log.tensorboard, 'wandb': log.wandb, 'profile': log.profile}
     for name in ('', 'stacks', 'checkpoints', *(name for name, is_on in trackers.items() if is_on)):

@@ -215,7 +215,11 @@ class StepMetrics:
 
     def _log_step(self, number: int, values: dict[str, Any]) -> None:
         tokens_per_second = self.clock.lap() * self._run.size.tokens
-        utilization = {'mfu': None, **self._utilization(tokens_per_second)}  # the column is always there
+        mfu = self._run.mfu
+        self._excesses = self._excesses + 1 if mfu.is_exceeded(tokens_per_second) else 0
+        if self._excesses == _EXCESSES:
+            self._report(f'WARNING: {mfu.explain_excess(tokens_per_second)}')
+        utilization = {'mfu': None, **mfu(tokens_per_second)}  # the column is always there
         if not math.isfinite(values.get('loss', 0.0)):
             skipped = values['skipped_steps']
             self._report(f'step {number}: the loss is {values["loss"]}; {skipped} steps skipped so far')
@@ -223,14 +227,6 @@ class StepMetrics:
         self.write(
             {**values, 'goodput': goodput, 'tokens_per_second': tokens_per_second, **utilization, **memory_in_use()}
         )
-
-    def _utilization(self, tokens_per_second: float) -> dict[str, float]:
-        """The MFU of the newest steps. Warns if the devices seem to be faster than their peak."""
-        mfu = self._run.mfu
-        self._excesses = self._excesses + 1 if mfu.is_exceeded(tokens_per_second) else 0
-        if self._excesses == _EXCESSES:
-            self._report(f'WARNING: {mfu.explain_excess(tokens_per_second)}')
-        return mfu(tokens_per_second)
 
 
 def _tokens_of(run: Run, start: Start) -> int:

@@ -187,12 +187,12 @@ def _start_of(path: AnyPath) -> bytes:
 
 
 def find_runs(directory: AnyPath) -> dict[str, AnyPath]:
-    """{name: run directory} of the runs in a directory, or of the directory itself if it is a run. Raises OSError."""
-    return _runs_in_bucket(directory) if isinstance(directory, BucketPath) else _runs_below(directory)
+    """{name: run directory} of the runs in a directory, without those inside of runs; or of the directory itself.
 
-
-def _runs_below(directory: Path) -> dict[str, AnyPath]:
-    """{name: directory} of the runs in a directory, without those inside of runs."""
+    Raises OSError.
+    """
+    if isinstance(directory, BucketPath):
+        return _runs_in_bucket(directory)
     runs: dict[str, AnyPath] = {}
 
     def search(place: str, depth: int) -> None:

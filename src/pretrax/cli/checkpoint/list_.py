@@ -13,7 +13,7 @@ _HEAD = ('step', 'size', 'written', 'val_loss', 'kept as', 'files')
 
 
 def list_(run: str = argument('The directory of a run: runs/NAME.', metavar='RUN')) -> None:
-    from pretrax.amounts import size
+    from pretrax.amounts import age, size
     from pretrax.checkpoint import DamagedError, Manifest, check_sizes, checkpoints_of, steps_in
     from pretrax.checkpoint.keep import is_good
     from pretrax.checkpoint.manifest import MANIFEST, UNFINISHED
@@ -41,7 +41,7 @@ def list_(run: str = argument('The directory of a run: runs/NAME.', metavar='RUN
             (
                 f'{step:,}',
                 size(sum(file.size for file in manifest.files.values())),
-                _ago(time.time() - file.stat().st_mtime) if isinstance(file, Path) else '-',
+                f'{age(time.time() - file.stat().st_mtime)} ago' if isinstance(file, Path) else '-',
                 '-' if loss is None else f'{loss:.4f}',
                 ', '.join(reasons[step]) or '(deleted next)',
                 f'{len(manifest.files)}, all present',
@@ -51,14 +51,6 @@ def list_(run: str = argument('The directory of a run: runs/NAME.', metavar='RUN
     for entry in sorted(directory.iterdir()):
         if entry.suffix in UNFINISHED:
             print(f'{entry.name}: being written or deleted, or left by a process that was killed; the run removes it')
-
-
-def _ago(seconds: float) -> str:
-    """An age as text: '3 h ago'."""
-    for unit, length in (('d', 86400), ('h', 3600), ('min', 60)):
-        if seconds >= length:
-            return f'{seconds / length:.0f} {unit} ago'
-    return f'{max(seconds, 0):.0f} s ago'
 
 
 def _keep(whole: dict[int, 'Manifest']) -> 'Keep':

@@ -37,7 +37,13 @@ class Mixture(Source):
     ):
         self.members = members
         sources = [member.source for member in members]
-        _check_tokenizers(members)
+        known = [(member.name, member.source.tokenizer) for member in members if member.source.tokenizer]
+        for name, tokenizer in known[1:]:
+            if tokenizer.sha256 != known[0][1].sha256:
+                raise UserError(
+                    f'data.mixture: {known[0][0]} and {name} were tokenized by different tokenizers\n'
+                    '  tokenize both with the same one: data.tokenizer=path/to/tokenizer.json'
+                )
         self.vocab_size = max(source.vocab_size for source in sources)
         self.largest_token = max(member.source.largest_token or 0 for member in members)
         self.tokenizer = next((source.tokenizer for source in sources if source.tokenizer), None)
@@ -135,16 +141,6 @@ def open_mixture(members: Sequence[Member], exhausted: Exhausted, request: DataR
             f'mixture: {member.name}: {n / n_rows:.1%} of the rows, {n:,} rows, {n / member.source.train.n:.2f} epochs'
         )
     return mixture
-
-
-def _check_tokenizers(members: Sequence[Member]) -> None:
-    known = [(member.name, member.source.tokenizer) for member in members if member.source.tokenizer]
-    for name, tokenizer in known[1:]:
-        if tokenizer.sha256 != known[0][1].sha256:
-            raise UserError(
-                f'data.mixture: {known[0][0]} and {name} were tokenized by different tokenizers\n'
-                '  tokenize both with the same one: data.tokenizer=path/to/tokenizer.json'
-            )
 
 
 def _mean(values: Sequence[float | None], weights: Sequence[float]) -> float | None:

@@ -80,7 +80,11 @@ class StreamSource(Source):
         """The tokens [first, stop) of the stream, and whether they count as targets."""
         kept_from = self._kept[0].place.token if self._kept else self._at
         if self._reader is None or first < kept_from or self._places.before(first).token > self._at:
-            self._seek(first)
+            self.close()
+            self._kept.clear()
+            place = self._places.before(first)
+            self._at = place.token
+            self._reader = BlockReader(self._blocks.read(place))
         while not self._kept or self._kept[-1].following.token < stop:
             self._kept.append(self._next())
             while self._kept and self._kept[0].following.token <= first:
@@ -109,13 +113,6 @@ class StreamSource(Source):
         self._at = block.following.token
         self._places.add(block.following)
         return block
-
-    def _seek(self, token: int) -> None:
-        self.close()
-        self._kept.clear()
-        place = self._places.before(token)
-        self._at = place.token
-        self._reader = BlockReader(self._blocks.read(place))
 
 
 class BlockReader:
