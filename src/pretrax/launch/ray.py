@@ -234,17 +234,14 @@ class RayGroup(Group):
             [actor.end.remote() for actor in here], num_returns=len(here), timeout=_END_SECONDS
         ) if here else None
         for number in set(self._reading) - self._broken:
-            self._drain(number)
+            read = self._actors[number].read
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                while piece := self._ray.get(read.remote(self._read[number], 0), timeout=_END_SECONDS):
+                    self._copy(number, piece)  # the rest of its output
         for actor in self._actors:
             self._ray.kill(actor)
         self._cluster.release(self._place)
         self._place = None
-
-    def _drain(self, number: int) -> None:
-        """Copies the rest of the output of a worker that has ended."""
-        with contextlib.suppress(self._ray.exceptions.RayError):
-            while piece := self._ray.get(self._actors[number].read.remote(self._read[number], 0), timeout=_END_SECONDS):
-                self._copy(number, piece)
 
     def _copy(self, number: int, piece: bytes) -> None:
         """Copies output of a worker to its file, and that of the first one to the terminal."""

@@ -137,11 +137,9 @@ class Ssh:
         """The line of a shell that runs Python in the directory."""
         assignments = [f'{name}={value}' for name, value in (environment or {}).items()]
         program = shlex.join(['exec', *(['env', *assignments] if assignments else []), self.python, *arguments])
-        return f'cd {self._quoted_directory()} || exit {NO_DIRECTORY}; {program}'
-
-    def _quoted_directory(self) -> str:
-        home, slash, rest = self.directory.partition('/')
-        return f'{home}{slash}{shlex.quote(rest)}' if home == '~' and rest else shlex.quote(self.directory)
+        home, _, rest = self.directory.partition('/')
+        place = f'~/{shlex.quote(rest)}' if home == '~' and rest else shlex.quote(self.directory)
+        return f'cd {place} || exit {NO_DIRECTORY}; {program}'
 
 
 class Probe:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -81,7 +80,9 @@ def record_program(run: Run, step: CompiledStep, report: Report) -> None:
         before = (directory / TEXT).read_bytes() if (directory / TEXT).exists() else b''
         program = write_program(directory, step.call, run.mesh.shape)
         if before and before != (directory / TEXT).read_bytes():
-            _keep_beside_traces(directory.parent / 'profile', before)
+            for about in (directory.parent / 'profile').rglob(STEPS_FILE):  # of steps with smaller batches
+                if not (about.parent / TEXT).exists():
+                    (about.parent / TEXT).write_bytes(before)
         if not run.log.graph:
             return
         from pretrax.view.program.picture import write_picture
@@ -95,10 +96,3 @@ def record_program(run: Run, step: CompiledStep, report: Report) -> None:
         report(f'WARNING: {directory}: the picture of the program was not written: {what}')
         return
     report(f'program: {directory / "program.html"} (also {" and ".join([*others, TEXT])})')
-
-
-def _keep_beside_traces(traces: pathlib.Path, program: bytes) -> None:
-    """Writes the program that was replaced, for smaller batches, beside the traces of its steps."""
-    for about in traces.rglob(STEPS_FILE):
-        if not (about.parent / TEXT).exists():
-            (about.parent / TEXT).write_bytes(program)

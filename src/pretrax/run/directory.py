@@ -86,8 +86,10 @@ def open_directory(run_dir: AnyPath, lease_seconds: float, report: Report) -> It
             try:
                 yield RunDirectory(local, lock)
             except UserError:
-                if is_new and is_first_process():
-                    _remove_unused(local)
+                # A mistake left only the lock file.
+                if is_new and is_first_process() and [path.name for path in local.iterdir()] == [FILE]:
+                    (local / FILE).unlink()
+                    local.rmdir()
                 raise
             return
         directory = dataclasses.replace(_open_bucket(run_dir, local, lease_seconds, report, stack), lock=lock)
@@ -108,13 +110,6 @@ def open_directory(run_dir: AnyPath, lease_seconds: float, report: Report) -> It
                 f'nothing is lost: what is not uploaded is in {local}\n'
                 'run the same command again on this machine when the bucket can be reached'
             ) from error
-
-
-def _remove_unused(directory: pathlib.Path) -> None:
-    """Removes a directory in which a mistake left only the lock file."""
-    if [path.name for path in directory.iterdir()] == [FILE]:
-        (directory / FILE).unlink()
-        directory.rmdir()
 
 
 def _open_bucket(

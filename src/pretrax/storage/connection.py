@@ -48,7 +48,8 @@ def open_bucket(scheme: str, bucket: str) -> Any:
     need_extra('cloud', f'{scheme}://{bucket}', 'tensorstore')
     import tensorstore as ts
 
-    set_timeouts()
+    for name, value in _TIMEOUTS.items():  # before the first request
+        os.environ.setdefault(name, value)
     spec = gcs_spec(bucket) if scheme == 'gs' else s3_spec(bucket)
 
     def connect(retries: int) -> Any:
@@ -174,12 +175,6 @@ def gcs_spec(bucket: str) -> dict[str, object]:
         os.environ.setdefault('TENSORSTORE_GCS_HTTP_URL', url)
         os.environ.setdefault('GOOGLE_AUTH_TOKEN_FOR_TESTING', 'emulator')  # an emulator needs no credentials
     return {'driver': 'gcs', 'bucket': bucket}
-
-
-def set_timeouts() -> None:
-    """Sets TensorStore's time limits, unless the environment does. Must be called before its first request."""
-    for name, value in _TIMEOUTS.items():
-        os.environ.setdefault(name, value)
 
 
 def retry_seconds() -> float:
