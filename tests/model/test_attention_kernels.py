@@ -12,12 +12,23 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from pretrax.errors import UserError
 from pretrax.jax_compat import assume_cudnn, cudnn_attention
 from pretrax.model.attention import attend
-from pretrax.model.attention_kernels import Kernel, choose_kernel, packed_documents
+from pretrax.model.attention_kernels import Kernel, choose_kernel, packed_documents, splash_blocks
 from pretrax.model.options.attention import AttentionOptions
 from pretrax.model.scores import Scores
 from pretrax.shardlib import f32, i32, num, psum, save, scan, typed_shard_map, unroll
 from pretrax.shardlib.ops import vary, vary_together
 from small import mesh_of
+
+
+@pytest.mark.parametrize(
+    ('length', 'window', 'block', 'inside'),
+    [(128, 0, 128, 128), (1024, 0, 256, 256), (2560, 0, 512, 512), (4096, 0, 1024, 512), (131072, 128, 256, 256)],
+)
+def test_splash_has_blocks_that_divide_the_sequence_and_skip_most_of_what_a_mask_hides(length, window, block, inside):
+    sizes = splash.BlockSizes(*splash_blocks(length, window))
+    assert length % block == 0
+    assert (sizes.block_q, sizes.block_kv, sizes.block_q_dkv, sizes.block_kv_dkv, sizes.block_q_dq) == (block,) * 5
+    assert (sizes.block_kv_compute, sizes.block_kv_dkv_compute, sizes.block_kv_dq) == (inside,) * 3
 
 
 @pytest.mark.slow

@@ -4,11 +4,9 @@ As in `model/moe.py` and `model/exchange.py`. Letters: T tokens of a device and 
 
     rows       T k; in blocks, those that fill every expert's last one for any routing; after an exchange over e, the
                slots of a round, `exchange.ROOM` times those of an even load; with a capacity, its slots
-    products   `ragged` (TPUs): tiles at the border of two experts run for both; over e, the busiest device counts.
-               `blocks` (GPUs): one after the other, each on as many cores as its result has tiles. Each reads the
-               weights of its expert, and reads and writes their f32 gradient
-    moves      into the order of experts and back, forward and backward, and there once more to compute again; with an
-               exchange, into the order of devices too
+    products   ragged (TPUs): tiles at the border of two experts run for both; over e, the busiest device counts. Blocks
+               (GPUs): one after the other; each reads the weights of its expert, and reads and writes their gradient
+    moves      into the order of experts and back, and with an exchange of devices, forward, backward and again
 """
 
 import math
@@ -23,7 +21,6 @@ from pretrax.model.matmul import choose_grouped
 
 TILE = 512  # rows of a tile of a ragged product, as in MaxText's calls of Megablox
 SPREAD = 0.27  # standard deviation of the loads of experts, relative to the mean: after 300 steps of configs/moe.yaml
-Products = tuple[tuple[float, float, float, int], ...]  # times, FLOPs, bytes, tiles of 64 x 128: one for each core
 
 
 class Rows(NamedTuple):
@@ -64,20 +61,16 @@ def rows_of_experts(arch: Architecture, step: StepFacts, sequence_length: int) -
     return Rows(choices, slots, multiplied, block, sent, exchanges=2 + times, moved=times * there + 2 * back)
 
 
-def products_of_experts(arch: Architecture, step: StepFacts, rows: Rows) -> Products:
-    """Those of the forward pass, of the gradients of rows and computed again; and those of gradients of weights."""
+def products_of_experts(arch: Architecture, step: StepFacts, rows: Rows) -> list[tuple[float, float, float, int]]:
+    """(times, FLOPs, bytes, tiles of 64 x 128 of the result) of those that make rows, and of gradients of weights."""
     width, matrices = BYTES[step.compute], arch.feed_forward.n_matrices
     d_model, d_ff = arch.d_model, arch.feed_forward.d_ff / step.mesh.get('t', 1)
     blocks = rows.multiplied / rows.block if rows.block else 1
     n_rows, n_experts = rows.multiplied / blocks, 1 if rows.block else arch.experts.n_experts / step.mesh.get('e', 1)
     flops, weights, moved = 2 * n_rows * d_model * d_ff, n_experts * d_model * d_ff, width * n_rows * (d_model + d_ff)
-    dense, tiles = without_experts(arch), [math.ceil(a / 64) * math.ceil(d_ff / 128) for a in (n_rows, d_model)]
+    tiles = [math.ceil(a / 64) * math.ceil(d_ff / 128) for a in (n_rows, d_model)]
+    dense = arch.replace({'experts.experts_per_token': 0})
     repeated = sum(repeated_products(arch, step).values()) - sum(repeated_products(dense, step).values())
     times = (2 + repeated / (arch.n_matmul_params - dense.n_matmul_params)) * matrices * blocks
     of_rows = (times, flops, width * weights + moved, tiles[0])
-    return of_rows, (matrices * blocks, flops, (8 if rows.block else 4) * weights + moved, tiles[1])
-
-
-def without_experts(arch: Architecture) -> Architecture:
-    """The same decoder, whose tokens visit no expert."""
-    return arch.replace({'experts.experts_per_token': 0})
+    return [of_rows, (matrices * blocks, flops, (8 if rows.block else 4) * weights + moved, tiles[1])]

@@ -37,7 +37,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 
-from pretrax.cost.experts import products_of_experts, rows_of_experts, without_experts
+from pretrax.cost.experts import products_of_experts, rows_of_experts
 from pretrax.cost.exposed import Exposed, exposed_on
 from pretrax.cost.flops import causal_keys
 from pretrax.cost.links import MeshNetwork
@@ -236,7 +236,7 @@ def _model_flops(sizes: _Sizes) -> float:
 
 
 def _products(sizes: _Sizes) -> Phase:
-    arch, eight = without_experts(sizes.arch), sizes.step.eight_bits
+    arch, eight = sizes.arch.replace({'experts.experts_per_token': 0}), sizes.step.eight_bits
     params = arch.n_matmul_params - sizes.unembedding
     flops = 6 * params + 2 * sum(repeated_products(arch, sizes.step).values())
     share = (eight.params - eight.experts) / params if eight else 0.0

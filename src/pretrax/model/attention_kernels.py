@@ -205,6 +205,13 @@ def packed_documents(segments: i32['B L'], documents: int) -> tuple[i32['B N'], 
     return jnp.where(used, lengths, -1), offsets
 
 
+def splash_blocks(length: int, window: int) -> tuple[int, ...]:
+    """`BlockSizes`: a step of its grid takes longer to begin than 128 x 128 scores, and 1,024 x 512 fit every TPU."""
+    most = min(length // 4, max(256, window) if window else 1024)
+    block = max(n for n in (128, 256, 512, 1024) if n == 128 or (length % n == 0 and n <= most))
+    return (block, block, min(block, 512)) * 2 + (block, min(block, 512))  # forward; keys and values; queries
+
+
 def splash(
     q: num['B/r/d/e L H/t/c D_qk'],
     k: num['B/r/d/e L K/t/c D_qk'],
@@ -223,10 +230,11 @@ def splash(
     square = (length, length)
     seen = masks.LocalMask(square, (scores.window - 1, 0), 0) if scores.window else masks.CausalMask(square)
     mask = masks.MultiHeadMask([seen] * heads)
+    blocks = kernels.BlockSizes(*splash_blocks(length, scores.window))
 
     def fused(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, sinks: jax.Array | None) -> jax.Array:
         attention = kernels.make_splash_mha_single_device(
-            mask, attn_logits_soft_cap=scores.softcap or None, residual_checkpoint_name='attention'
+            mask, block_sizes=blocks, attn_logits_soft_cap=scores.softcap or None, residual_checkpoint_name='attention'
         )
         q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
         run = jax.vmap(lambda q, k, v, ids: attention(q, k, v, ids, sinks=sinks))
