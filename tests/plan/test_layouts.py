@@ -78,6 +78,16 @@ def test_each_mesh_has_the_fastest_way_to_save_memory_that_fits():
             assert not of_8b.fits(other) or (not one.offload and of_8b.candidate(other).rank >= one.rank)
 
 
+@pytest.mark.parametrize('save', ['full', {'input': 'offload'}, {'up': 'keep'}])
+def test_a_planned_mesh_keeps_the_configured_recomputation(save):
+    model = {'preset': 'llama3-8b', 'save': save}
+    config = settled(
+        from_values(values(model, 16, 2048, mesh='auto')), lambda text: None, topology := parse_topology('h100x8')
+    )
+    assert config.model.options.save == save
+    assert Planner(config, topology, lambda text: None).as_configured().memory.total < topology.memory
+
+
 def test_a_planned_mesh_shards_over_nodes_if_nothing_else_fits():
     """torchtitan's Llama 3 70B on 64 A100, with 80 GB each."""
     topology = parse_topology('a100x8', 8)

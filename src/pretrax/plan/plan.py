@@ -255,7 +255,7 @@ class Planner:
         """Predicts the candidates that fit. Each mesh and micro-batch has the fastest way to save memory that fits.
 
         Args:
-            saves: values of `model.save`, with the configured `memory.offload`; None: those of `Planner.ways`.
+            saves: values of `model.save`, with the configured `memory.offload`; None: several.
             only: the sizes of some axes.
             micro: the micro-batch; None: each that is possible.
         """
@@ -266,13 +266,13 @@ class Planner:
         for mesh in layouts(self.hardware, self.arch, self.size.sequence_length, self.rows, only or {}):
             if isinstance(self._model(mesh), UserError):
                 continue
-            whole = mesh['d'] * mesh['p'] == 1  # otherwise 'full' and 'all' are the same
+            every = saves is not None or mesh['d'] * mesh['p'] == 1  # otherwise 'full' and 'all' are the same
             sizes = micro_batch_sizes(self.rows // sequence_shards(mesh), mesh['p'])
             for n in sizes:
                 if micro not in (None, n):
                     continue
                 ways = ways or self._ways(mesh, sizes[-1], saves)
-                choices = [self.choice(mesh, n, *way) for way in ways if way[0] != 'full' or whole]
+                choices = [self.choice(mesh, n, *way) for way in ways if way[0] != 'full' or every]
                 tried.append((mesh, n))
                 leanest = self.needed(choices[-1])
                 smallest.setdefault(leanest, choices[-1])
