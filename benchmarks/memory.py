@@ -69,6 +69,11 @@ SINGLE: dict[str, dict[str, Any]] = {
     'MTP': {'multi_token.n_layers': 1}, 'chunked windows': SLIDING | {'attention.window_type': 'chunked'},
     'documents': {'document_length': 512}, 'attention saved': {'save': 'attention'},
 }  # fmt: skip
+ON_CPU: dict[str, dict[str, Any]] = {
+    'Muon': {'optimizer': 'muon'}, 'Adafactor': {'optimizer': 'adafactor'}, 'SOAP': {'optimizer': 'soap'},
+    'MTP': {'multi_token.n_layers': 1}, 'dropout': {'dropout': 0.1}, 'windows': {'attention.window': 256},
+    'documents': {'document_length': 300},
+}  # fmt: skip
 ROW = tuple[str, int, dict[str, Any]]
 
 
@@ -142,6 +147,11 @@ ROWS: dict[str, ROW] = {
     'small, 4 passes, Lion': row('cpu', SMALL, 4, 1024, {}, precision=BF16, micro=1, save='none', optimizer='lion'),
     'small, f32': row('cpu', SMALL, 4, 1024, {}, precision={'compute': 'f32'}),
     'small, loss in chunks': row('cpu', SMALL, 4, 1024, {}, precision=BF16, loss_chunks=8),
+    'small delta net': row('cpu', DELTA | {'n_layers': 4, 'd_model': 512, 'd_ff': 1408}, 4, 1024, {}, precision=BF16),
+    'small Mamba 2': row('cpu', MAMBA | {'n_layers': 4, 'd_model': 512}, 4, 1024, {}, precision=BF16),
+    'small latent': row('cpu', LATENT | {'n_layers': 4, 'd_model': 512, 'd_ff': 256}, 4, 1024, {}, precision=BF16),
+    'small mixture': row('cpu', SMALL | {'family': 'mixtral'}, 4, 1024, {}, precision=BF16),
+    **{f'small: {name}': row('cpu', SMALL, 4, 1024, {}, precision=BF16, **more) for name, more in ON_CPU.items()},
     'latent, d e': row('v5p-16', LATENT, 32, 4096, {'d': 2, 'e': 4}, save='none'),
     'latent, d of a node': row('h200x8', LATENT, 32, 4096, {'d': 8}, save='none'),
     'delta net, d': row('v5p-16', DELTA, 32, 4096, {'d': 8}),

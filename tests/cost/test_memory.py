@@ -182,3 +182,5 @@ def test_a_module_of_multi_token_prediction_needs_what_a_layer_and_the_logits_ne
     )
     assert module.activations == layer.activations
     assert module.head - plain.head == 2 * 4096 * gpt(**large).padded_vocab_size
+    unrolled = [memory_of(gpt(**large, mtp_layers=n), 10_000_000, tokens=4096, unrolled=True).head for n in (0, 1)]
+    assert unrolled[0] == unrolled[1], 'the logits of the last layer are done before those of the module are made'

@@ -19,8 +19,9 @@ compute dtype. Weights, moments and gradients are f32 and sharded over d, t, p a
                    the compute dtype. On CPUs, 7 M are in f32, 3 M in the compute dtype, and there are 3 (H + K) D.
 
     loss           activations, the logits V / t, which their gradient replaces, the normed hidden states, and the
-                   gathered unembedding. CPUs: the logits in f32 too. With a loss in chunks: the logits of one chunk,
-                   and the gradient of the unembedding, in f32 and not sharded over d, until the layers are done.
+                   gathered unembedding. CPUs: the logits in f32 too. Unrolled, those of one prediction at a time; in a
+                   loop, of all modules of multi-token prediction. With a loss in chunks: the logits of one chunk, and
+                   the gradient of the unembedding, in f32 and not sharded over d, until the layers are done.
     layers         activations, the gradients of the layers, and the values of one layer that its backward pass holds at
                    the same time: 2 (H + K) D of attention; up, gate and the gradients of these and of the activation, 5
                    F (on TPUs, which fuse elementwise functions into products: up, gate and one gradient, 3 F); six
@@ -100,7 +101,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     """
     n = {axis: step.mesh.get(axis, 1) for axis in 'rdectp'}
     width, t, whole = BYTES[step.compute], n['t'], n['d'] == 1
-    predictions, arch = 1 + arch.multi_token.n_layers, arch.with_modules
+    predictions, arch = 1 if step.unrolled else 1 + arch.multi_token.n_layers, arch.with_modules
     saved, unrolled, platform = step.saved, step.unrolled, step.platform
     d_model, n_experts = arch.d_model, arch.experts.n_experts
     d_head = arch.mean_of_heads(lambda heads: heads.d_value)
