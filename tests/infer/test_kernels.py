@@ -11,7 +11,7 @@ import pretrax.infer.cached
 from pretrax.infer.cache import Pages
 from pretrax.infer.generate import generate
 from pretrax.infer.kernels import Kernel, attention, choose_kernel
-from pretrax.infer.programs import Programs
+from pretrax.infer.programs import programs_of
 from pretrax.model.options.attention import AttentionOptions
 from pretrax.model.scores import Scores
 from small import LLAMA, mesh_of, random_weights, transformer
@@ -96,9 +96,9 @@ def test_text_is_the_same_by_a_kernel(monkeypatch):
     texts = []
     for kernel in Kernel('plain', 'as wanted'), KERNELS[0]:
         monkeypatch.setattr(pretrax.infer.cached, 'choose_kernel', lambda *_, kernel=kernel, **__: kernel)
-        Programs.cache_clear()
+        programs_of.cache_clear()
         texts.append(generate(model, weights, [[1, 2, 3], list(range(40))], tokens=12, temperature=0))
-    Programs.cache_clear()
+    programs_of.cache_clear()
     assert texts[0] == texts[1]
 
 
