@@ -90,6 +90,7 @@ NOT_RUN = {
     'batch.tokens=4194304': FOR_A_TPU,
     'uv run pretrax plan configs/scale/16b.yaml --topology v5e-256 mesh.d=256 --verify': FOR_A_TPU,
     'uv run python benchmarks/scale.py v5p-128': FOR_A_TPU,
+    'uv run python benchmarks/memory.py --missing': FOR_A_TPU,
     "uv run python benchmarks/schedule.py 'v5p, 8B'": FOR_A_TPU,
     'uv run pretrax train configs/base.yaml run_dir=gs://BUCKET/runs/base log.tensorboard=true': FOR_GOOGLE,
     'gcloud ai tensorboards create --display-name=pretrax --project=PROJECT --region=us-central1': FOR_GOOGLE,
