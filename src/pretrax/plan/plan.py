@@ -295,11 +295,9 @@ class Planner:
             saves = [*SAVES, *(OFFLOADED if has_host else ())]
             saves += [self.save] * (self.save not in saves)
             offloads += [(*configured, 'optimizer')] * (has_host and 'optimizer' not in configured)
-        one = {str(save): self.candidate(self.choice(mesh, micro, save)) for save in saves}
-        ordered = sorted(saves, key=lambda save: one[str(save)].rank)
-        leanest = min(saves, key=lambda save: one[str(save)].memory.total)
-        ways = [(save, offload) for offload in offloads for save in ordered]
-        return [*ways, (leanest, offloads[-1])]
+        ordered = sorted((self.candidate(self.choice(mesh, micro, save)) for save in saves), key=lambda one: one.rank)
+        leanest = min(ordered, key=lambda one: one.memory.total)
+        return [*((one.save, offload) for offload in offloads for one in ordered), (leanest.save, offloads[-1])]
 
     def _model(self, mesh: dict[str, int]) -> Any:
         """The model on a mesh, or the reason why it is impossible."""
@@ -410,8 +408,7 @@ def _options(plan: Plan) -> Iterator[str]:
         now, other = plan.now.prediction, plan.by_default
         yield (
             f'    with these options, {now.exposed:.3g} s of communication are not overlapped; with the defaults of '
-            'XLA, '
-            f'{other.exposed:.3g} s, and the step takes {other.seconds:.3g} s'
+            f'XLA, {other.exposed:.3g} s, and the step takes {other.seconds:.3g} s'
         )
     if plan.in_halves:
         halves = plan.in_halves.prediction
