@@ -54,7 +54,10 @@ ACTIVATIONS = {
     'decoder_layer_input': 'input', 'query_proj': 'q', 'key_proj': 'k', 'value_proj': 'v', 'context': 'attention',
     'out_proj': 'attention_out', 'mlpwo': 'mlp_out',
 }  # fmt: skip
-UNSTATED = ('all', 'dots', 'attention', 'none')  # tried where a source does not state the recomputation
+# Tried where a source does not state the recomputation
+UNSTATED: tuple[Any, ...] = ('all', 'dots', 'attention', {'attention': 'keep'}, 'none')
+# Programs of MaxText: `DenseGeneral` casts a weight to bf16 before its product, so its gradient is summed in bf16.
+SUMS_IN_BF16 = ('maxtext', 'tpu-recipes')
 MATMULS = {'bf16': 'compute', 'fp8': 'fp8', 'mxfp8': 'fp8', 'int8': 'int8'}
 
 
@@ -83,6 +86,7 @@ class Row:
     cp: int = 1
     ep: int = 1
     recompute: Any = None
+    capacity: float | None = None
     step: float | None = None
     tokens: float | None = None
     samples: float | None = None
@@ -173,9 +177,10 @@ def saved(recompute: Any) -> Any:
 def model_options(row: Row) -> dict[str, Any]:
     """The section `model:` of a row without `save`."""
     sizes = row.sizes
+    capacity = {'experts': {'capacity': row.capacity}} if row.capacity else {}
     pipeline = {'pipeline': {'rounds': row.vp}} if row.vp > 1 else {}
     if 'preset' in sizes:
-        return {'preset': sizes['preset'], **pipeline}
+        return {'preset': sizes['preset'], **pipeline, **capacity}
     heads = {'n_heads': sizes['heads'], 'd_head': sizes.get('d_head', sizes['width'] // sizes['heads'])}
     kv_heads = {'n_kv_heads': sizes['kv_heads']} if sizes['kv_heads'] != sizes['heads'] else {}
     return {
@@ -193,7 +198,10 @@ def values(row: Row, save: Any) -> dict[str, Any]:
         'data': {'name': 'synthetic', 'vocab_size': row.sizes['vocabulary']},
         'batch': {'tokens': row.batch * row.length, 'sequence_length': row.length, 'micro': micro(row)},
         'optimizer': {'name': 'adamw', 'learning_rate': 1e-4}, 'mesh': row.mesh,
-        'precision': {'matmul': MATMULS[row.precision]},
+        'precision': {
+            'matmul': MATMULS[row.precision],
+            'reduction': 'bf16_r_d' if row.source.startswith(SUMS_IN_BF16) else 'f32',
+        },
     }  # fmt: skip
 
 

@@ -188,6 +188,15 @@ def test_a_row_is_planned_as_pretrax_plan_does_it(tmp_path, capsys):
     assert f'| A100 SXM 80GB | 1 | {row["error"]:+.0%} |' in capsys.readouterr().out
 
 
+def test_a_row_is_planned_with_the_sums_and_the_capacity_of_its_program():
+    row = next(row for row in ROWS if row.capacity and not row.is_held_out)
+    values = benchmark.values(row, 'none')
+    assert values['model']['experts'] == {'capacity': 1.25}
+    assert values['precision']['reduction'] == 'bf16_r_d'  # MaxText
+    others = next(row for row in ROWS if row.source == 'torchtitan-a100')
+    assert benchmark.values(others, 'none')['precision']['reduction'] == 'f32'
+
+
 def test_a_row_has_the_network_of_its_source():
     row = next(row for row in ROWS if row.source == 'modalities-a100')
     assert link_of(benchmark.hardware(row)).between == pytest.approx(400e9 / 8 / 4)  # 400 Gb/s for four GPUs
