@@ -1,11 +1,15 @@
 """Compares the predictions of `pretrax plan` with published speeds of pretraining.
 
-    python benchmarks/published.py [part of a source or id] [--held-out] [--picture docs/images/published.svg]
+    python benchmarks/published.py [part of a source or id] [--held-out] [--picture docs/images/published.svg] [--fit]
 
 `published.yaml` has the rows. Each is planned with its model, batch, layout, recomputation and hardware; nothing is
 compiled. Prints the predicted step time beside the published one, with the error by chip, and writes
 results/published.json. A third of the rows is held out by `is_held_out`: it is only planned with `--held-out`, so that
 no constant of the formula is ever set by looking at it.
+
+`--fit` fits the constants of `reach:` in src/pretrax/cost/devices.yaml to the other rows and to steps that pretrax
+itself ran (results/accelerator-nvidia-h200.json), and prints them. Without it, the quantiles of the errors are also
+written to src/pretrax/cost/interval.yaml, from which `pretrax plan` makes its interval.
 """
 
 import argparse
@@ -17,16 +21,19 @@ import os
 import pathlib
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
+import numpy as np
 import yaml
 
 from pretrax.config import from_values
-from pretrax.cost.devices import GIGA, gpus
+from pretrax.cost.devices import GIGA, Reach, gpus
 from pretrax.cost.flops import flops_per_token
+from pretrax.cost.interval import ALL
 from pretrax.cost.topology import Topology, parse_topology
 from pretrax.errors import UserError
 from pretrax.plan.plan import Candidate, Planner
@@ -37,6 +44,9 @@ from pretrax.view.charts.picture import figure_bytes
 HERE = pathlib.Path(__file__).parent
 TABLE = HERE / 'published.yaml'
 RESULTS = HERE / 'results' / 'published.json'
+SOURCE = HERE.parent / 'src' / 'pretrax' / 'cost'
+
+MEASURED = HERE / 'results' / 'accelerator-nvidia-h200.json'
 
 KINDS = ('dense, bf16', 'dense, 8 bits', 'mixtures of experts')
 
@@ -134,6 +144,7 @@ def read_rows(path: pathlib.Path = TABLE) -> list[Row]:
     ]
 
 
+@dataclasses.dataclass(frozen=True)
 class Hardware(Topology):
     """Hardware of a row, whose nodes may have another network than those of the table."""
 
@@ -161,10 +172,7 @@ def hardware(row: Row) -> Hardware:
             raise UserError(f'the plan does not know {row.chip}')
         each = math.gcd(row.chips, 64 if gpus()[version].domain > 8 else 8)  # Megatron-Bridge uses 64 of a rack's 72
         topology, nodes = f'{version}x{each}', row.chips // each
-    found = Hardware(**vars(parse_topology(topology, nodes)))
-    if row.network is not None:
-        object.__setattr__(found, 'network', row.network)
-    return found
+    return Hardware(**vars(parse_topology(topology, nodes)), network=row.network)
 
 
 def saved(recompute: Any) -> Any:
@@ -185,7 +193,8 @@ def model_options(row: Row) -> dict[str, Any]:
     kv_heads = {'n_kv_heads': sizes['kv_heads']} if sizes['kv_heads'] != sizes['heads'] else {}
     return {
         'family': sizes['family'], 'n_layers': sizes['layers'], 'd_model': sizes['width'],
-        'attention': heads | kv_heads, 'feed_forward': {'d_ff': sizes['hidden']}, **pipeline,
+        'attention': heads | kv_heads, 'feed_forward': {'d_ff': sizes['hidden']},
+        'embedding': {'tied': sizes.get('tied', False)}, **pipeline,
     }  # fmt: skip
 
 
@@ -220,6 +229,15 @@ def micro(row: Row) -> int | None:
 def planned(row: Row) -> tuple[Planner, Candidate]:
     """The plan of a row with its layout. Where the recomputation is not stated, the fastest one that fits.
 
+    Raises: as `candidates`.
+    """
+    planner, every = candidates(row)
+    return planner, min(every, key=lambda one: one.prediction.seconds)
+
+
+def candidates(row: Row) -> tuple[Planner, list[Candidate]]:
+    """Those with the layout of a row that fit. If none does, the last.
+
     Raises:
         UserError: it cannot be planned; the first line says why.
     """
@@ -232,8 +250,7 @@ def planned(row: Row) -> tuple[Planner, Candidate]:
     planner = Planner(from_values(values(row, choices[0])), where, lambda text: None)
     stated = planner.as_configured()
     every = [stated, *(planner.candidate(planner.choice(stated.mesh, stated.micro, save)) for save in choices[1:])]
-    fits = [one for one in every if one.memory.total <= where.memory] or every[-1:]
-    return planner, min(fits, key=lambda one: one.prediction.seconds)
+    return planner, [one for one in every if one.memory.total <= where.memory] or every[-1:]
 
 
 def published_seconds(row: Row, planner: Planner) -> float:
@@ -285,6 +302,128 @@ def compare(row: Row) -> dict[str, Any]:
     }
 
 
+# `Reach` before the fit, by generation, and the spread of the logarithm: how far the fit may move it. First stands what
+# GPUs and TPUs share. Products and copies of GPUs are those of benchmarks/results/accelerator-nvidia-h200.md.
+_GPU = {'products': (0.75, 0.1), 'attention': (0.5, 0.12), 'far_hop': (1e-4, 1.0)}
+_TPU = {'products': (0.9, 0.15), 'attention': (0.45, 0.25)}
+START: dict[str, dict[str, tuple[float, float]]] = {
+    'gpu': {
+        'memory': (0.68, 0.15), 'links': (0.8, 0.1), 'network': (0.85, 0.15), 'hop': (2e-6, 1.0), 'launch': (5e-5, 1.0),
+        'beside': (0.15, 0.5),
+    },
+    'tpu': {
+        'memory': (0.8, 0.2), 'network': (0.9, 0.15), 'hop': (1e-6, 0.5), 'far_hop': (3e-4, 1.5), 'launch': (2e-5, 1.0),
+        'beside': (0.05, 1.0),
+    },
+    'ampere': _GPU, 'hopper': _GPU, 'blackwell': _GPU, 'v5e': _TPU, 'v5p': _TPU, 'v6e': _TPU, 'tpu7x': _TPU,
+}  # fmt: skip
+ENOUGH = 8  # rows of a kind on a chip for an interval of their own
+SPREAD, LARGE = 0.1, 0.15  # of log(predicted / published); larger errors count linearly
+OURS = 5  # each measured step weighs as much as all rows of so many sources
+
+
+@dataclasses.dataclass
+class Step:
+    """A published or measured step that constants are fitted to, and how it is planned."""
+
+    planner: Planner
+    every: list[Candidate]
+    published: float
+    weight: float
+
+    @property
+    def generation(self) -> str:
+        """The key of its chip in `reach:`."""
+        device = self.planner.hardware.device.name
+        return yaml.safe_load((SOURCE / 'devices.yaml').read_text())['devices'][device]['reach']
+
+
+def measured() -> list[Row]:
+    """The steps that pretrax ran on an H200."""
+    rows, parts = [], json.loads(MEASURED.read_text())['parts']
+    for name in ('124M', '1.3B'):
+        spec, seconds = (parts[f'{name}, pretrax'][key] for key in ('spec', 'result'))
+        of = spec['model']
+        sizes = {
+            'family': of['family'], 'layers': of['n_layers'], 'width': of['d_model'], 'heads': of['n_heads'],
+            'kv_heads': of['n_heads'], 'hidden': of.get('d_ff', 4 * of['d_model']), 'vocabulary': 50304, 'tied': True,
+        }  # fmt: skip
+        rows.append(
+            Row(
+                'pretrax', name, 'H200 SXM', name, sizes, 1, 'h200', batch=spec['rows'], length=spec['length'],
+                recompute='none', step=seconds['step_seconds'],
+            )
+        )  # fmt: skip
+    return rows
+
+
+def steps_to_fit() -> list[Step]:
+    """Dense steps that are not held out, and the measured ones. The rows of a source weigh as much as one row."""
+    steps = []
+    for row in [row for row in read_rows() if not row.is_held_out and 'experts' not in row.sizes] + measured():
+        try:
+            planner, every = candidates(row)
+        except UserError:
+            continue
+        steps.append((row.source, Step(planner, every, published_seconds(row, planner), OURS)))
+    of = Counter(source for source, _ in steps)
+    return [dataclasses.replace(step, weight=1 / of[source] if source != 'pretrax' else OURS) for source, step in steps]
+
+
+def fit(steps: Sequence[Step]) -> dict[str, dict[str, float]]:
+    """Constants with the smallest errors of log(predicted / published): Gauss-Newton steps with Huber's weights."""
+    keys = [(group, name) for group, names in START.items() for name in names]
+    start, spread = np.array([START[group][name] for group, name in keys]).T
+    start, most = np.log(start), np.log([0.95 if name in ('products', 'memory') else 1.0 for _, name in keys])
+    generations = [step.generation for step in steps]
+    weights = np.array([step.weight for step in steps]) / SPREAD**2
+
+    def constants(at: np.ndarray) -> dict[str, dict[str, float]]:
+        found: dict[str, dict[str, float]] = {group: {} for group in START}
+        for (group, name), value in zip(keys, np.exp(at), strict=True):
+            found[group][name] = float(value)
+        return found
+
+    def errors(at: np.ndarray, group: str = '') -> np.ndarray:
+        """Of the steps of a group; 0 for others."""
+        found, result = constants(at), np.zeros(len(steps))
+        for i, (step, generation) in enumerate(zip(steps, generations, strict=True)):
+            shared = 'tpu' if step.planner.hardware.platform == 'tpu' else 'gpu'
+            if group in ('', shared, generation):
+                reach = Reach(**found[shared] | found[generation])
+                result[i] = math.log(seconds_with(step, reach) / step.published)
+        return result
+
+    def loss(at: np.ndarray, off: np.ndarray) -> float:
+        size = np.abs(off)
+        each = np.where(size < LARGE, size**2 / 2, LARGE * (size - LARGE / 2))
+        return float(np.sum(weights * each) + np.sum(((at - start) / spread) ** 2) / 2)
+
+    at, by = start, 0.03
+    off = errors(at)
+    for _ in range(10):
+        slopes = np.zeros((len(steps), len(keys)))
+        for k, (group, _) in enumerate(keys):
+            moved = errors(at + by * (np.arange(len(keys)) == k), group)
+            slopes[:, k] = np.where(moved == 0, 0, (moved - off) / by)
+        robust = weights * np.minimum(1, LARGE / np.maximum(np.abs(off), 1e-9))
+        matrix = slopes.T @ (robust[:, None] * slopes) + np.diag(spread**-2)
+        change = np.linalg.solve(matrix, -slopes.T @ (robust * off) - (at - start) / spread**2)
+        tried = [np.minimum(at + share * change, most) for share in (1, 0.5, 0.25, 0.1)]
+        better = next((one for one in tried if loss(one, errors(one)) < loss(at, off) - 0.01), None)
+        if better is None:
+            break
+        at, off = better, errors(better)
+    return constants(at)
+
+
+def seconds_with(step: Step, reach: Reach) -> float:
+    """The predicted seconds of a step with other constants."""
+    planner = step.planner
+    planner.hardware = dataclasses.replace(planner.hardware, reach=reach)
+    return min(planner.candidate(one).prediction.seconds for one in step.every)
+
+
 def kind_of(result: dict[str, Any]) -> str:
     """One of KINDS."""
     return KINDS[2] if result['experts'] else KINDS[result['precision'] != 'bf16']
@@ -305,6 +444,19 @@ def summary(results: Sequence[dict[str, Any]]) -> list[str]:
                 f'| {statistics.median(sizes):.0%} | {max(errors, key=abs):+.0%} |'
             )
     return lines
+
+
+def intervals(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Quantiles of published over predicted seconds, by kind and by chip with at least `ENOUGH` rows of the kind."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for kind in KINDS:
+        rows = [one for one in results if 'error' in one and kind_of(one) == kind]
+        of = Counter(one['chip'] for one in rows)
+        for chip in (ALL, *sorted(chip for chip, n in of.items() if n >= ENOUGH)):
+            ratios = [one['published'] / one['predicted'] for one in rows if chip in (ALL, one['chip'])]
+            low, high = (round(float(x), 3) for x in np.quantile(ratios, (0.1, 0.9)))
+            found.setdefault(kind, {})[chip] = {'runs': len(ratios), 'low': low, 'high': high}
+    return found
 
 
 def table(results: Iterable[dict[str, Any]]) -> list[str]:
@@ -359,7 +511,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         '--picture', type=pathlib.Path, help='an .svg file for predicted beside published steps, by chip'
     )
+    parser.add_argument('--fit', action='store_true', help='fit the constants of devices.yaml, and print them')
     asked = parser.parse_args(arguments)
+    if asked.fit:
+        for group, names in fit(steps_to_fit()).items():
+            print(f'  {group}: {{{", ".join(f"{name}: {value:.3g}" for name, value in names.items())}}}')
+        return 0
     chosen = [
         row for row in read_rows() if row.is_held_out == asked.held_out and asked.part in f'{row.source}: {row.id}'
     ]
@@ -368,6 +525,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not asked.part or asked.out:
         command = ' '.join(['python benchmarks/published.py', *(['--held-out'] if asked.held_out else [])])
         out.write_text(json.dumps({'command': command, 'versions': versions(), 'rows': results}, indent=1) + '\n')
+    if not (asked.part or asked.out or asked.held_out):
+        head = '# Written by benchmarks/published.py: see cost/interval.py.\n'
+        (SOURCE / 'interval.yaml').write_text(head + yaml.safe_dump(intervals(results), default_flow_style=None))
     if asked.picture:
         asked.picture.write_bytes(picture(results))
     print('\n'.join([*table(results), '', *summary(results)]))

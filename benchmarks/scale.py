@@ -30,6 +30,7 @@ from pretrax.cost.flops import flops_per_token
 from pretrax.cost.links import places_of
 from pretrax.cost.memory import size
 from pretrax.cost.topology import parse_topology
+from pretrax.hlo.costs import ASSUMED
 from pretrax.hlo.schedule import read_schedule
 from pretrax.plan.plan import Planner
 from pretrax.plan.step import compile_ahead
@@ -173,18 +174,20 @@ def compiled(row: Row, programs: pathlib.Path | None) -> dict[str, Any]:
 def predicted(row: Row) -> dict[str, Any]:
     """The prediction of `pretrax plan` for a row.
 
-    `_full`: attention counts in full, as in the published tables. `seconds_at_peak_full`: those FLOPs over the peak of
-    the chips.
+    `_exposed`: with what schedules are assumed to reach, and no latency. `_full`: attention counts in full, as in the
+    published tables. `seconds_at_peak_full`: those FLOPs over the peak of the chips.
     """
     config = load(HERE.parent / f'configs/scale/{row.decoder}.yaml', row.arguments())
     planner = Planner(config, parse_topology(row.hardware, row.slices), lambda text: None)
     found, flops = planner.as_configured(), flops_per_token(planner.arch, LENGTH)
     in_full = flops.full / flops.causal
+    planner.hardware = dataclasses.replace(planner.hardware, reach=ASSUMED['tpu'])
+    as_read = planner.as_configured().prediction
     return {
         'predicted_bytes': found.memory.total,
         'predicted_mfu': round(100 * found.prediction.mfu, 1),
         'predicted_mfu_full': round(100 * found.prediction.mfu * in_full, 1),
-        'predicted_exposed': found.prediction.exposed / found.prediction.seconds,
+        'predicted_exposed': as_read.exposed / as_read.seconds,
         'bound': found.prediction.bound,
         'seconds_at_peak_full': found.prediction.mfu * in_full * found.prediction.seconds,
     }

@@ -13,7 +13,7 @@ import yaml
 
 from benchmark_scripts import benchmark_script
 from pretrax.config import from_values
-from pretrax.cost.devices import known
+from pretrax.cost.devices import Reach, known
 from pretrax.cost.links import link_of
 from pretrax.cost.topology import parse_topology
 from pretrax.errors import UserError
@@ -228,3 +228,31 @@ def test_the_picture_is_that_of_the_results():
     assert len(now) > 2 * sum('error' in row for row in rows)
     # Versions of Matplotlib may differ by parts of a point.
     assert then == pytest.approx(now, abs=2), 'python benchmarks/published.py --picture docs/images/published.svg'
+
+
+def test_copies_between_nodes_are_faster_than_shards_over_256_gpus():
+    """Modalities' 2.7B on A100: 1.03 s a step with copies, and 1.69 s without."""
+    rows = {row.id: row for row in ROWS if row.source == 'modalities-a100'}
+    hybrid, full = (benchmark.compare(rows[f'2.7b 256 {name} 2']) for name in ('hybrid', 'full'))
+    assert hybrid['published'] < full['published']
+    assert hybrid['predicted'] < full['predicted']
+
+
+def test_intervals_are_those_of_the_results_and_hold_eight_of_ten_rows():
+    rows = json.loads(benchmark.RESULTS.read_text())['rows']
+    table = yaml.safe_load((benchmark.SOURCE / 'interval.yaml').read_text())
+    assert table == benchmark.intervals(rows)
+    ratios = [one['published'] / one['predicted'] for one in rows if one['chip'] == 'A100 SXM 80GB' and 'error' in one]
+    a100 = table['dense, bf16']['A100 SXM 80GB']
+    assert 0.75 < sum(a100['low'] <= ratio <= a100['high'] for ratio in ratios) / len(ratios) < 0.85
+
+
+def test_a_fit_finds_the_constants_of_steps_that_were_made_with_them(monkeypatch):
+    """Two steps of A100s that reach 60 % of their peak in products; the start is 75 %."""
+    fixed = {'memory': (0.7, 0.001), 'attention': (0.5, 0.001)}
+    monkeypatch.setattr(benchmark, 'START', {'gpu': fixed, 'ampere': {'products': (0.75, 1.0)}})
+    steps = []
+    for row in [row for row in ROWS if row.source == 'llm-foundry-a100' and row.id in ('3b 2048 8', '1b 2048 8')]:
+        step = benchmark.Step(*benchmark.candidates(row), 1.0, 1.0)
+        steps.append(dataclasses.replace(step, published=benchmark.seconds_with(step, Reach(0.6, 0.5, 0.7))))
+    assert benchmark.fit(steps)['ampere']['products'] == pytest.approx(0.6, rel=0.01)

@@ -93,6 +93,16 @@ def test_every_row_is_complete_and_dense():
         assert device.source
 
 
+def test_what_is_reached_is_physically_possible():
+    for device in known():
+        reach = device.reach
+        for share in (reach.products, reach.attention, reach.memory, reach.links, reach.network):
+            assert 0.3 < share <= 1, device
+        assert 0 < reach.hop <= reach.far_hop < 1e-3, device  # light passes 200 km in a millisecond
+        assert 0 < reach.launch < 1e-3, device
+        assert 0 < reach.beside < 0.5, device
+
+
 def test_the_table_does_not_import_jax():
     code = 'import sys, pretrax.cost.devices, pretrax.system.cpu, pretrax.cost.memory; sys.exit("jax" in sys.modules)'
     assert subprocess.run([sys.executable, '-c', code], check=False).returncode == 0

@@ -2,13 +2,21 @@
 to Scale Your Model (jax-ml.github.io/scaling-book), parts 2, 3, 12.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from pretrax.cost.devices import Reach
 from pretrax.cost.links import MeshNetwork, Network, link_of, places_of, rings_of, wire_bytes
 from pretrax.cost.topology import parse_topology
 
 GB = 10**9
+
+
+def reaching(topology, slices=1, reach=None):
+    """Hardware whose links reach other shares than those of the table."""
+    return dataclasses.replace(parse_topology(topology, slices), reach=reach)
 
 
 def seconds(topology, kind, group, n_bytes, rings=None, **given):
@@ -148,8 +156,7 @@ def test_places_are_those_that_jax_describes():
     ],
 )
 def test_an_axis_uses_the_dimensions_of_the_torus_that_multiply_to_its_size(topology, mesh, rates):
-    hardware = parse_topology(topology)
-    network = MeshNetwork(hardware, mesh)
+    network = MeshNetwork(reaching(topology, reach=Reach(1, 1, 1)), mesh)
     found = {axis: (n := mesh[axis]) and (n - 1) / n / network.seconds('all-gather', axis, 1) for axis in rates}
     assert found == pytest.approx({axis: GB * rate for axis, rate in rates.items()})
 
@@ -175,6 +182,29 @@ def test_an_axis_uses_the_dimensions_of_the_torus_that_multiply_to_its_size(topo
 )
 def test_an_axis_uses_the_links_that_it_crosses(topology, slices, mesh, kind, axis, seconds):
     """Seconds per GB."""
-    hardware = parse_topology(topology, slices)
-    network = MeshNetwork(hardware, mesh)
+    network = MeshNetwork(reaching(topology, slices, Reach(1, 1, 1)), mesh)
     assert network.seconds(kind, axis, GB) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ('topology', 'slices', 'mesh', 'kind', 'axis', 'hops', 'far_hops'),
+    [
+        ('h100x8', 1, {'d': 8}, 'all-gather', 'd', 7, 0),
+        ('a100x4', 64, {'d': 256}, 'all-gather', 'd', 256 - 64, 63),  # a ring through all GPUs
+        ('a100x4', 64, {'r': 64, 'd': 4}, 'all-reduce', 'r', 0, 2 * 6),  # up and down a tree of 64 nodes
+        ('v5e:16x16', 1, {'d': 256}, 'all-gather', 'd', 15 + 15, 0),  # a torus
+        ('v5e:16x16', 4, {'r': 4, 'd': 256}, 'all-reduce', 'r', 0, 2 * 3),
+        ('h100x8', 1, {'e': 8}, 'all-to-all', 'e', 1, 0),
+        ('h100x8', 2, {'p': 2, 'd': 8}, 'collective-permute', 'p', 0, 1),
+    ],
+)
+def test_every_device_that_data_passes_takes_time(topology, slices, mesh, kind, axis, hops, far_hops):
+    reach = Reach(1, 1, 1, hop=1e-6, far_hop=1e-4)
+    network = MeshNetwork(reaching(topology, slices, reach), mesh)
+    assert network.seconds(kind, axis, 0, runs=3) == pytest.approx(3 * (hops * 1e-6 + far_hops * 1e-4))
+
+
+def test_collectives_reach_a_share_of_the_bandwidth():
+    network = MeshNetwork(reaching('h100x8', 2, Reach(1, 1, 1, links=0.8, network=0.5)), {'r': 2, 'd': 8})
+    assert network.seconds('all-gather', 'd', GB) == pytest.approx(7 / 8 / (0.8 * 450))
+    assert network.seconds('all-gather', 'r', GB) == pytest.approx(1 / 2 / (0.5 * 50))

@@ -208,3 +208,57 @@ def test_attention_runs_forward_again_unless_its_result_is_kept():
     )
     assert kept == plain
     assert dots == pytest.approx(plain * 4.5 / 3.5)
+
+
+def seconds(topology, mesh, length=2048, slices=1, step=None, **reach):
+    facts = StepFacts(mesh, 2**17, **(step or {}))
+    return predict(ARCH, N_PARAMS, length, facts, reaching(topology, slices, **reach)).seconds
+
+
+@pytest.mark.parametrize('field', [field.name for field in dataclasses.fields(Reach)])
+@pytest.mark.parametrize('topology', ['h100x8', 'v5e:4x4'])
+def test_every_fitted_constant_changes_the_step(topology, field):
+    """Shares of a peak make it faster, and the others slower."""
+    mesh = {'r': 2, 'd': parse_topology(topology).n_devices}
+    low, high = (seconds(topology, mesh, slices=2, **{field: value}) for value in (0.1, 0.2))
+    assert high < low if field in ('products', 'attention', 'memory', 'links', 'network') else high > low
+
+
+def test_launches_take_time_in_each_layer_and_pass_and_more_if_it_runs_forward_again():
+    """10 layers; a forward pass is a third of the passes."""
+    for saved, passes in ((None, 4), ({}, 4 * 4 / 3)):
+        facts = StepFacts({}, 2**15, passes=4, saved=saved)
+        launches = phase(predict(ARCH, N_PARAMS, 0, facts, reaching('h100', launch=1e-3)), 'launches')
+        assert launches.seconds == launches.exposed == pytest.approx(10 * passes * 1e-3, rel=0.05)
+
+
+def test_a_small_model_is_further_from_the_roofline_than_a_large_one():
+    tiny = gpt(n_layers=10, d_model=512, n_heads=4, n_kv_heads=4, d_head=128, d_ff=2048, vocab_size=0)
+    slower = [
+        predict(arch, n, 0, StepFacts({}, 2**13), reaching('h100', launch=1e-4)).seconds
+        / predict(arch, n, 0, StepFacts({}, 2**13), reaching('h100')).seconds
+        for arch, n in ((tiny, 10 * 12 * 512**2), (ARCH, N_PARAMS))
+    ]
+    assert slower[0] > 1.2 > 1.01 > slower[1] > 1
+
+
+def test_hidden_communication_slows_the_work_that_hides_it():
+    plain, slowed = (
+        predict(ARCH, N_PARAMS, 0, StepFacts({'d': 8}, 2**20), reaching('h100x8', beside=b)) for b in (0, 1)
+    )
+    assert slowed.seconds - plain.seconds == pytest.approx(plain.communication - plain.exposed)
+    assert (slowed.communication, slowed.exposed) == (plain.communication, plain.exposed)
+
+
+def test_products_in_f32_run_at_the_rate_of_tf32_on_gpus_and_of_bf16_on_tpus_with_twice_the_bytes():
+    """NVIDIA's datasheet: 494.7 TFLOP/s in TF32, 989.4 in bf16. JAX multiplies f32 on TPUs in one bf16 pass."""
+    for topology, times in (('h100x8', 2), ('v5p:2x2x2', 1)):
+        half, full = (
+            predict(ARCH, N_PARAMS, 0, StepFacts({'d': 8}, 2**17, compute=compute), reaching(topology))
+            for compute in ('bf16', 'f32')
+        )
+        assert phase(full, 'products').seconds == pytest.approx(times * phase(half, 'products').seconds)
+        assert phase(full, 'norms').seconds == pytest.approx(2 * phase(half, 'norms').seconds)
+        grown = phase(full, 'weights').seconds - phase(half, 'weights').seconds
+        rate = 450e9 if times == 2 else 3 * 90e9  # NVLink; three dimensions of an open grid
+        assert grown == pytest.approx(2 * 2 * N_PARAMS * 7 / 8 / rate)  # two gathers; sums were in f32 before

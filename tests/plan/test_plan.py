@@ -50,6 +50,14 @@ def test_verifying_compiles_the_proposed_configuration():
         assert Planner(having(config, one), topology, lambda text: None).as_configured() == one
 
 
+def test_the_step_is_printed_with_the_interval_of_published_steps_but_not_in_f32():
+    now = plan().now.prediction
+    low, high = (now.seconds * share for share in (now.published.low, now.published.high))
+    line = f'step {now.seconds:.3g} s ({low:.3g} to {high:.3g} for 8 of 10 of {now.published.runs} published runs'
+    assert any(line in text for text in report(plan()))
+    assert not any('published runs' in text for text in report(plan(precision={'compute': 'f32'})))
+
+
 def test_an_impossible_mesh_is_reported_and_others_are_found():
     impossible = plan(mesh={'d': 5})
     assert impossible.now is None
@@ -63,7 +71,9 @@ def test_the_plan_names_the_compiler_options_and_what_the_defaults_of_xla_would_
     tuned = make_plan(from_values(config), hardware, lambda text: None)
     tables = 2 * 32000 * 2048
     n_bytes = (2 + 4) * tables + (2 + 2 + 4) * (tuned.n_params - tables)
-    assert tuned.by_default.exposed == pytest.approx(2 * n_bytes * 63 / 64 / (6 * 90e9))
+    collectives = 2 * (3 * 24 + 2)  # two gathers and a sum of each layer, and of the tables one
+    latency = collectives * (3 + 3 + 3) * hardware.device.reach.hop
+    assert tuned.by_default.exposed == pytest.approx(2 * n_bytes * 63 / 64 / (6 * 90e9) + latency)
     name = 'xla_tpu_enable_sparse_core_collective_offload_reduce_scatter'
     assert f'        {name}=true' in report(tuned)
     removed = {option.name: None for option in tuned.options}

@@ -2,7 +2,8 @@
 
 A phase takes as long as the slowest of its products (FLOPs over the speed of the matrix units), its memory traffic
 (bytes over bandwidth) and its communication (bytes over the link). Other work hides communication as far as XLA's
-schedules of compiled steps do on that hardware (`cost/exposed.py`); what is left is exposed, and adds to the step.
+schedules of compiled steps do on that hardware (`cost/exposed.py`); what is left is exposed, and adds to the step. The
+shares of the peaks that are reached, latency and launches are those of the chip (`devices.Reach`).
 
 Per device and step, with T tokens and P parameters of the layers that multiply an activation, sharded over all devices:
 
@@ -29,6 +30,9 @@ Per device and step, with T tokens and P parameters of the layers that multiply 
     over c       heads to whole sequences and back, or keys and values around a ring, and their gradients; gradients
     over p       the hidden states of a micro-batch, and gradients of the tables;
                  the bubble, (p - 1) / (rounds passes + p - 1) of the step
+    launches     seconds per layer and pass
+    latency      of each collective: for every device that its data passes
+    beside       a share of hidden communication, since it takes units and bandwidth from the work that hides it
     teacher      its forward pass: 2 P T FLOPs, and 4 P T of its unembedding, whose logits the backward pass computes
                  again; its weights gathered over d once per pass, its tables too; four activations per layer over t
 """
@@ -40,6 +44,7 @@ from collections.abc import Iterable, Iterator
 from pretrax.cost.experts import products_of_experts, rows_of_experts
 from pretrax.cost.exposed import Exposed, exposed_on
 from pretrax.cost.flops import causal_keys
+from pretrax.cost.interval import Published, published_steps
 from pretrax.cost.links import MeshNetwork
 from pretrax.cost.saved import offloaded_activations, repeated_products, repeated_share
 from pretrax.cost.step_facts import BYTES, StepFacts
@@ -73,6 +78,7 @@ class Prediction:
     phases: tuple[Phase, ...]
     seconds: float
     mfu: float
+    published: Published | None = None  # steps of its kind, from whose errors the interval is made
 
     @property
     def communication(self) -> float:
@@ -101,7 +107,7 @@ def predict(
     topology: Topology,
     shares: Exposed | None = None,
 ) -> Prediction:
-    """Predicts the time of a step in bf16.
+    """Predicts the time of a step. Products, activations and gathers are in its compute dtype.
 
     Args:
         arch: the decoder.
@@ -142,7 +148,9 @@ def predict(
         phases.append(_bubble(sizes, phases))
     seconds = sum(phase.exposed for phase in phases)
     used = tuple(phase for phase in phases if phase.seconds)
-    return Prediction(used, seconds, flops / (seconds * sizes.devices * topology.device.peak('bf16')))
+    mfu = flops / (seconds * sizes.devices * topology.device.peak('bf16'))
+    has_experts, eight = arch.experts.n_experts > 1, step.eight_bits is not None
+    return Prediction(used, seconds, mfu, published_steps(topology.device.name, step.compute, eight, has_experts))
 
 
 class _Sizes:
@@ -276,7 +284,7 @@ def _attention(sizes: _Sizes) -> Phase:
     )
     chunks = 2 * (arch.n_state_products + arch.n_recurrent_layers * of_tokens) * sizes.tokens_here / sizes.t / sizes.p
     flops += 4 * chunks
-    return _work('attention', flops / (sizes.device.peak('bf16') * sizes.reach.attention), 'attention')
+    return _work('attention', flops / (sizes.device.peak(sizes.step.compute) * sizes.reach.attention), 'attention')
 
 
 def _largest_logits(sizes: _Sizes) -> Phase:

@@ -307,7 +307,7 @@ class Planner:
                 request = ModelRequest(
                     vocab_size=self._source.vocab_size,
                     sequence_length=self.size.sequence_length,
-                    dtype=jax.numpy.bfloat16,
+                    dtype=jax.numpy.float32 if self.config.precision.compute == 'f32' else jax.numpy.bfloat16,
                     platform=self.hardware.platform,
                     mesh=mesh,
                     largest_token=self._source.largest_token,
@@ -396,7 +396,9 @@ def _details(one: Candidate, room: float) -> Iterator[str]:
     for phase in one.prediction.phases:
         hidden = '' if phase.exposed >= phase.seconds else f', {phase.exposed:.3g} s not overlapped'
         yield f'    {phase.name:<32}{phase.seconds:>9.3g} s  {phase.bound}{hidden}'
-    yield f'    step {one.prediction.seconds:.3g} s, MFU {one.prediction.mfu:.1%}, limited by {one.prediction.bound}'
+    step = one.prediction
+    interval = f' ({step.published.interval(step.seconds)})' if step.published else ''
+    yield f'    step {step.seconds:.3g} s{interval}, MFU {step.mfu:.1%}, limited by {step.bound}'
 
 
 def _options(plan: Plan) -> Iterator[str]:

@@ -1,0 +1,40 @@
+"""How far published steps are from their predictions: the interval that a plan prints."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+from pretrax.tables import read_table
+
+ALL = 'all chips'  # of the steps of all chips, for chips with few
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """Published steps of a kind. `low`, `high`: quantiles of published seconds over predicted ones, 10 % and 90 %."""
+
+    chip: str
+    runs: int
+    low: float
+    high: float
+
+    def interval(self, seconds: float) -> str:
+        """Seconds between which 8 of 10 of these steps are for a predicted time."""
+        low, high = (f'{ratio * seconds:.3g}' for ratio in (self.low, self.high))
+        return f'{low} to {high} for 8 of 10 of {self.runs} published runs on {self.chip}'
+
+
+@functools.cache
+def _table() -> dict[str, dict[str, Any]]:
+    return read_table(Path(__file__).with_suffix('.yaml'))
+
+
+def published_steps(device: str, compute: str, in_eight_bits: bool, has_experts: bool) -> Published | None:
+    """The published steps on a device in devices.yaml, or on all chips if it has few; None: none is in f32."""
+    if compute == 'f32':
+        return None
+    kind = 'mixtures of experts' if has_experts else 'dense, 8 bits' if in_eight_bits else 'dense, bf16'
+    chips = _table()[kind]
+    chip = device if device in chips else ALL
+    return Published(chip, **chips[chip])
