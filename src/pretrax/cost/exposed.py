@@ -75,6 +75,6 @@ def exposed_on(device: Device, slices: int = 1) -> Exposed:
     # With SparseCores, sums over r run layer by layer between slices: `model.plan.choose_reduction`. Read from whole
     # rows of MaxText's tables on two slices of v5p: those of all layers but the last are hidden, and more of the
     # activations over t wait.
-    if slices > 1 and any(tpu.sparse_core for tpu in tpus().values() if tpu.device == device):
+    if slices > 1 and any(tpu.sparse_core for tpu in tpus().values() if tpu.device.name == device.name):
         return dataclasses.replace(found, layer_copies=0.0, t=0.6)
     return found
