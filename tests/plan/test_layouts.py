@@ -66,8 +66,9 @@ def test_activations_go_to_host_memory_as_in_the_recipe_of_maxtext():
 
 
 def test_each_mesh_has_the_fastest_way_to_save_memory_that_fits():
-    """State is in host memory only where nothing else fits, and host memory must gain 5 % of the step. The order is that of
-    one mesh, so another may be faster by less than 1 %.
+    """State is in host memory only where nothing else fits, and host memory must gain 5 % of the step.
+
+    The order is that of one mesh, so another way may be faster by less than 1 %.
     """
     of_8b = planner(parse_topology('h100x8', 2), {'preset': 'llama3-8b'}, 64, 8192)
     found = of_8b.search().found
