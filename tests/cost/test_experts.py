@@ -7,7 +7,7 @@ import pytest
 
 from decoders import gpt
 from pretrax.config import from_values
-from pretrax.cost.experts import TILE, rows_of_experts
+from pretrax.cost.experts import rows_of_experts
 from pretrax.cost.roofline import predict
 from pretrax.cost.step_facts import StepFacts
 from pretrax.cost.topology import parse_topology
@@ -65,9 +65,11 @@ def test_rows_in_blocks_after_an_exchange_are_those_counted_by_hand():
 
 
 def test_ragged_rows_are_the_choices_and_a_tile_for_each_border():
-    rows = rows_of_experts(mixture(), StepFacts({'d': 4}, 4 * 8192, platform='tpu'), 1024)
-    assert (rows.choices, rows.slots, rows.sent) == (16384, 16384, 0)
-    assert rows.multiplied == 16384 + 7 * TILE
+    """XLA's program for Ironwood has 383 steps of 256 rows for 65,536 rows of 128 experts."""
+    many = mixture(n_experts=128, experts_per_token=8)
+    rows = rows_of_experts(many, StepFacts({'d': 8}, 8 * 8192, platform='tpu'), 4096)
+    assert (rows.choices, rows.slots, rows.sent) == (65536, 65536, 0)
+    assert rows.multiplied == 383 * 256
 
 
 @pytest.mark.parametrize('capacity', [None, 1.25])

@@ -19,7 +19,7 @@ from pretrax.model.dispatch import block_length, number_of_blocks
 from pretrax.model.exchange import room_of_round
 from pretrax.model.matmul import choose_grouped
 
-TILE = 512  # rows of a tile of a ragged product, as in MaxText's calls of Megablox
+TILE = 256  # rows of a tile of a ragged product: `ragged_dot_tiling` in the program of Qwen3 30B for Ironwood
 SPREAD = 0.27  # standard deviation of the loads of experts, relative to the mean: after 300 steps of configs/moe.yaml
 
 
