@@ -197,9 +197,11 @@ def lines_of(bought: Purchase, hardware: Topology, law: Fit, price: float | None
         f'tokens: {n_tokens}, {tokens / bought.params:.3g} per parameter; the law says {at_best} ({fewest} to '
         f'{largest}); {flops:.3g} FLOPs'
     )
+    step = best.prediction
+    within = f' ({step.published.interval(step.seconds)})' if step.published else ''
     yield (
-        f'step: {best.prediction.seconds:.3g} s, MFU {best.prediction.mfu:.0%}, '
-        f'{bought.batch / best.prediction.seconds:,.0f} tokens/s, {size(best.memory.total)} of {size(hardware.memory)}'
+        f'step: {step.seconds:.3g} s{within}, MFU {step.mfu:.0%}, {bought.batch / step.seconds:,.0f} tokens/s, '
+        f'{size(best.memory.total)} of {size(hardware.memory)}'
     )
     yield (
         f'lost: {share_lost(bought.delta, bought.between):.1%} to checkpoints of {duration(bought.delta)} and to a '
