@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from model.test_matmul import dots
-from pretrax.model.dispatch import block_length, combine, dispatch, sort_by_expert, sort_into_blocks, sort_with_capacity
+from pretrax.model.dispatch import combine, dispatch, sort_by_expert, sort_into_blocks, sort_with_capacity
 from pretrax.model.matmul import grouped_product
 from pretrax.model.numerics import Format
 from pretrax.shardlib import defer_reduction, f32, i32, num, psum, typed_shard_map
@@ -57,14 +57,6 @@ def test_choices_beyond_the_capacity_are_dropped():
     other[:, 12:] = 0
     np.testing.assert_array_equal(sort_with_capacity(jnp.asarray(other), E, 3).of_choice.reshape(2, -1)[:, :12],
                                   np.reshape(expected, (2, -1))[:, :12])  # fmt: skip
-
-
-@pytest.mark.parametrize('n_choices', [1, 7, 64, 1000, 10**6])
-@pytest.mark.parametrize('n_experts', [2, 8, 128])
-def test_blocks_leave_few_slots_empty(n_choices, n_experts):
-    length = block_length(n_choices, n_experts)
-    assert 8 <= length <= 512
-    assert length == 8 or length <= n_choices / n_experts / 4
 
 
 def run(method, mesh, dtype=jnp.float32):

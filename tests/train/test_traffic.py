@@ -157,7 +157,7 @@ def test_an_update_sends_two_norms_and_what_its_optimizer_needs(name, mesh, monk
     with jax.set_mesh(mesh):
         recipe = recipe_on(mesh, OPTIMIZERS[name], sizes, options | (WIDE if name == 'adafactor' else {}))
         state, terms = abstract_state(recipe), {'nll': (jax.ShapeDtypeStruct((), jnp.float32),) * 2}
-        program = compiled_update(recipe, state, terms, monkeypatch)
+        program = traced_update(recipe, state, terms, monkeypatch).lower().compile()
         shardings = weight_shardings(recipe.model, state.weights)
         expected = by_update(name, state.weights, shardings, mesh)
     assert sent(program, mesh) == expected
@@ -165,14 +165,27 @@ def test_an_update_sends_two_norms_and_what_its_optimizer_needs(name, mesh, monk
     assert all(new.is_equivalent_to(x.sharding, x.ndim) for x, new in zip(before, after, strict=True))
 
 
-def compiled_update(recipe, state, terms, monkeypatch):
+@pytest.mark.parametrize('platform', ['tpu', 'cuda'])
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_an_update_of_wide_matrices_lowers_for_accelerators(name, platform, monkeypatch):
+    """JAX lowers decompositions differently there, those of matrices wider than 256 on TPUs by loops."""
+    wide = LLAMA | {'d_model': 320, 'n_heads': 2, 'd_head': 128, 'd_ff': 384}
+    mesh = mesh_of(d=4, t=2)
+    with jax.set_mesh(mesh):
+        recipe = recipe_on(mesh, OPTIMIZERS[name], {}, wide)
+        state, terms = abstract_state(recipe), {'nll': (jax.ShapeDtypeStruct((), jnp.float32),) * 2}
+        lowered = traced_update(recipe, state, terms, monkeypatch).lower(lowering_platforms=(platform,))
+    assert 'stablehlo.all_reduce' in lowered.as_text()
+
+
+def traced_update(recipe, state, terms, monkeypatch):
     """The training step whose gradient is an argument."""
 
     def update(state, gradient, terms):
         monkeypatch.setattr(step, 'make_gradients', lambda *_: lambda *_, **__: (gradient, terms, {}))
         return training_step(recipe)(state, None)[:2]
 
-    return jax.jit(update, donate_argnums=0).lower(state, state.weights, terms).compile()
+    return jax.jit(update, donate_argnums=0).trace(state, state.weights, terms)
 
 
 @on_each_mesh

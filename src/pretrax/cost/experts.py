@@ -3,7 +3,7 @@
 As in `model/moe.py` and `model/exchange.py`. Letters: T tokens of a device and pass, k experts per token, E experts.
 
     rows       T k; in blocks, those that fill every expert's last one for any routing; after an exchange over e, the
-               slots of a round, `exchange.ROOM` times those of an even load; with a capacity, its slots
+               slots of a round, `ROOM` times those of an even load; with a capacity, its slots
     products   ragged (TPUs): tiles at the border of two experts run for both; over e, the busiest device counts. Blocks
                (GPUs): one after the other; each reads the weights of its expert, and reads and writes their gradient
     moves      into the order of experts and back, and with an exchange of devices, forward, backward and again
@@ -15,8 +15,7 @@ from typing import NamedTuple
 from pretrax.cost.saved import repeated_products
 from pretrax.cost.step_facts import BYTES, StepFacts
 from pretrax.model.architecture import Architecture
-from pretrax.model.dispatch import block_length, number_of_blocks
-from pretrax.model.exchange import room_of_round
+from pretrax.model.expert_slots import block_length, number_of_blocks, room_of_round
 from pretrax.model.matmul import choose_grouped
 
 TILE = 256  # rows of a tile of a ragged product: `ragged_dot_tiling` in the program of Qwen3 30B for Ironwood

@@ -50,7 +50,7 @@ from pretrax.cost.saved import offloaded_activations, saved_values
 from pretrax.cost.step_facts import BYTES, StepFacts
 from pretrax.cost.teacher import teacher_memory
 from pretrax.model.architecture import CHUNK, Architecture
-from pretrax.model.exchange import ROOM
+from pretrax.model.expert_slots import ROOM
 
 IN_HOST = {'host': 'offloaded', 'snapshot': 'copy of the state for a checkpoint'}  # field of `Memory`: its text
 OF_PROCESS = 1_200_000_000  # bytes of a process on a CPU: Python, JAX and its compiler, for the program of GPT-2 124M

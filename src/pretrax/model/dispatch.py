@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pretrax.model.expert_slots import number_of_blocks
 from pretrax.shardlib import f32, i32, num
 
 
@@ -51,17 +52,6 @@ def sort_with_capacity(chosen: i32['B C'], n_experts: int, capacity: int) -> Slo
     number = rank(own.reshape(-1), rows * n_experts).reshape(rows, n_choices)
     of_choice = jnp.where(number < capacity, own * capacity + number, n_slots).reshape(-1)
     return inverted(of_choice, n_slots)
-
-
-def number_of_blocks(n_choices: int, n_experts: int, length: int) -> int:
-    """An upper bound for every routing: each chosen expert leaves at most length - 1 slots empty."""
-    return (n_choices + min(n_experts, n_choices) * (length - 1)) // length
-
-
-def block_length(n_choices: int, n_experts: int) -> int:
-    """Rows per product: a power of two, small enough that about a tenth of the slots are empty."""
-    even = max(1, n_choices // n_experts)
-    return max(8, min(512, 1 << max(0, (even // 4).bit_length() - 1)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -3,10 +3,10 @@
 Letters: T tokens, k experts per token, M d_model, E experts on one device, F feed-forward, G devices along e, N slots.
 
 Shapes are static and the router is free, so tokens travel in rounds. In a round, N slots go from every device to every
-other one, a quarter more than an even load needs (`ROOM`). One round is enough for even loads. There is another round
-as long as some pair of devices has tokens left; all devices along e agree on that. So memory is that of even loads for
-any routing, and an uneven load costs time. (A single exchange that is always large enough would take G times the
-memory.)
+other one, a quarter more than an even load needs (`ROOM` in `expert_slots.py`). One round is enough for even loads.
+There is another round as long as some pair of devices has tokens left; all devices along e agree on that. So memory is
+that of even loads for any routing, and an uneven load costs time. (A single exchange that is always large enough would
+take G times the memory.)
 
 The backward pass keeps only the inputs and runs each round again: the token travels once more, and the first two of its
 three products are computed once more.
@@ -21,7 +21,6 @@ import jax.numpy as jnp
 
 from pretrax.model.dispatch import (
     Slots,
-    block_length,
     combine,
     dispatch,
     inverted,
@@ -29,10 +28,9 @@ from pretrax.model.dispatch import (
     sort_by_expert,
     sort_into_blocks,
 )
+from pretrax.model.expert_slots import block_length, room_of_round
 from pretrax.shardlib import all_to_all, axis_size, bind_scope, f32, i32, num, pmax, scope, vary_together
 from pretrax.shardlib.ops import vary
-
-ROOM = 1.25
 
 # rows [N, M], their weights [N, 1], groups, weights of the experts -> rows [N, M]: the experts' feed-forwards
 FeedForwards = Callable[[jax.Array, jax.Array, jax.Array, Sequence[jax.Array]], jax.Array]
@@ -81,12 +79,6 @@ def exchange(
     x, weight, *weights = vary_together(x, weight, *weights)
     one_round = bind_scope(functools.partial(_round, forward, k, n_local, method, room))  # in the backward pass too
     return _sum_of_rounds(one_round, rounds, destinations, x, weight, weights)
-
-
-def room_of_round(n_choices: int, n_devices: int) -> int:
-    """Slots from one device to another in a round: a multiple of 8, and at most the number of choices."""
-    even = ROOM * n_choices / n_devices
-    return min(n_choices, 8 * max(1, round(even / 8 + 0.5)))
 
 
 def _round(

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from pretrax.model.architecture import Architecture, LayerKind
 from pretrax.model.dispatch import (
-    block_length,
     combine,
     dispatch,
     expert_of_rows,
@@ -24,6 +23,7 @@ from pretrax.model.dispatch import (
     sort_with_capacity,
 )
 from pretrax.model.exchange import exchange
+from pretrax.model.expert_slots import block_length
 from pretrax.model.layer_spec import LayerSpec, Tokens
 from pretrax.model.matmul import add_bias, exact_product, gather, grouped_product, product
 from pretrax.model.mlp import gated

@@ -342,8 +342,14 @@ def _keep(_: _Pair, bases: _Pair, v: jax.Array) -> tuple[_Pair, jax.Array]:
 
 def _decompose(products: _Pair, bases: _Pair, v: jax.Array) -> tuple[_Pair, jax.Array]:
     """The eigenvectors, largest eigenvalue first."""
-    found = [None if p is None else jnp.flip(jnp.linalg.eigh(p)[1], axis=-1) for p in products]
+    found = [None if p is None else jnp.flip(_eigenvectors(p), axis=-1) for p in products]
     return (found[0], found[1]), v
+
+
+def _eigenvectors(p: jax.Array) -> jax.Array:
+    """On TPUs by Jacobi's algorithm: in `shard_map`, JAX cannot lower the default one of matrices wider than 256."""
+    jacobi = functools.partial(jax.lax.linalg.eigh, implementation=jax.lax.linalg.EighImplementation.JACOBI)
+    return jax.lax.platform_dependent(p, tpu=lambda p: jacobi(p)[0], default=lambda p: jnp.linalg.eigh(p)[1])
 
 
 def _improve(products: _Pair, bases: _Pair, v: jax.Array) -> tuple[_Pair, jax.Array]:
