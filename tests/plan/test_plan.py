@@ -53,7 +53,7 @@ def test_verifying_compiles_the_proposed_configuration():
 def test_the_step_is_printed_with_the_interval_of_published_steps_but_not_in_f32():
     now = plan().now.prediction
     low, high = (now.seconds * share for share in (now.published.low, now.published.high))
-    line = f'step {now.seconds:.3g} s ({low:.3g} to {high:.3g} for 8 of 10 of {now.published.runs} published runs'
+    line = f'step {now.seconds:.3g} s (80% interval {low:.3g} to {high:.3g} s, from {now.published.runs} published runs'
     assert any(line in text for text in report(plan()))
     assert not any('published runs' in text for text in report(plan(precision={'compute': 'f32'})))
 

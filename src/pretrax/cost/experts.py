@@ -19,6 +19,7 @@ from pretrax.model.expert_slots import block_length, number_of_blocks, room_of_r
 from pretrax.model.matmul import choose_grouped
 
 TILE = 256  # rows of a tile of a ragged product: `ragged_dot_tiling` in the program of Qwen3 30B for Ironwood
+GPU_TILE = 64, 128  # of a product of a block; 128 x 128 made published steps of experts on Blackwell 50 % too slow
 SPREAD = 0.27  # standard deviation of the loads of experts, relative to the mean: after 300 steps of configs/moe.yaml
 
 
@@ -61,13 +62,13 @@ def rows_of_experts(arch: Architecture, step: StepFacts, sequence_length: int) -
 
 
 def products_of_experts(arch: Architecture, step: StepFacts, rows: Rows) -> list[tuple[float, float, float, int]]:
-    """(times, FLOPs, bytes, tiles of 64 x 128 of the result) of those that make rows, and of gradients of weights."""
+    """(times, FLOPs, bytes, tiles of the result on a GPU) of those that make rows, and of gradients of weights."""
     width, matrices = BYTES[step.compute], arch.feed_forward.n_matrices
     d_model, d_ff = arch.d_model, arch.feed_forward.d_ff / step.mesh.get('t', 1)
     blocks = rows.multiplied / rows.block if rows.block else 1
     n_rows, n_experts = rows.multiplied / blocks, 1 if rows.block else arch.experts.n_experts / step.mesh.get('e', 1)
     flops, weights, moved = 2 * n_rows * d_model * d_ff, n_experts * d_model * d_ff, width * n_rows * (d_model + d_ff)
-    tiles = [math.ceil(a / 64) * math.ceil(d_ff / 128) for a in (n_rows, d_model)]
+    tiles = [math.ceil(a / GPU_TILE[0]) * math.ceil(d_ff / GPU_TILE[1]) for a in (n_rows, d_model)]
     dense = arch.replace({'experts.experts_per_token': 0})
     repeated = sum(repeated_products(arch, step).values()) - sum(repeated_products(dense, step).values())
     times = (2 + repeated / (arch.n_matmul_params - dense.n_matmul_params)) * matrices * blocks

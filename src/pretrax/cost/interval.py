@@ -20,9 +20,9 @@ class Published:
     high: float
 
     def interval(self, seconds: float) -> str:
-        """Seconds between which 8 of 10 of these steps are for a predicted time."""
+        """The interval around a predicted time that contains 8 of 10 of these steps."""
         low, high = (f'{ratio * seconds:.3g}' for ratio in (self.low, self.high))
-        return f'{low} to {high} for 8 of 10 of {self.runs} published runs on {self.chip}'
+        return f'80% interval {low} to {high} s, from {self.runs} published runs on {self.chip}'
 
 
 @functools.cache
