@@ -168,7 +168,7 @@ def buy(
             raise UserError('\n'.join(lines))
         best, batch = search.found[0], planner.size.tokens
         shards = min(n // machines, n // best.mesh['r'] // best.mesh['c'])  # of a machine; replicas do not write theirs
-        delta = shards * (best.memory.weights + best.memory.moments) / speed
+        delta = shards * best.memory.snapshot / speed
         if (lost := share_lost(delta, between)) >= 1:
             raise UserError(
                 f'--budget: with a failure every {duration(between)}, the run makes no progress\n'
