@@ -174,3 +174,5 @@ def test_the_plan_prints_cost_tokens_layout_and_interval(capsys, tmp_path):
     assert re.search(r'model.n_layers=\d+ .* mesh.* batch.micro=\d+ .* steps=\d+ .*checkpoint.minutes=', lines[5])
     with pytest.raises(UserError, match='need --budget'):
         plan(Asked(config=str(tmp_path / 'run.yaml'), topology='h100x8', price=2.5))
+    with pytest.raises(UserError, match='without --budget'):
+        plan(Asked(config=str(tmp_path / 'run.yaml'), topology='h100x8', budget='5000 h100-hours', verify=True))

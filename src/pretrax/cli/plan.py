@@ -33,6 +33,8 @@ def plan(asked: Asked) -> None:
         raise UserError('plan needs --topology, such as --topology v5e-256 or --topology h200')
     if asked.budget is None and {asked.price, asked.mttf, asked.law} != {None}:
         raise UserError('--price, --mttf and --law need --budget, such as --budget "30 days"')
+    if asked.budget is not None and asked.verify:
+        raise UserError('plan the configuration that --budget prints, and use --verify without --budget')
     hardware = parse_topology(asked.topology, asked.slices or 1)
     import jax
 

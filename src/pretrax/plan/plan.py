@@ -389,9 +389,8 @@ def _details(one: Candidate, room: float) -> Iterator[str]:
         fits += ', so closely that XLA may hide little communication'
     yield f'    memory: {one.memory} -> {fits}'
     if one.compiled:
-        waits = (
-            '' if one.compiled.exposed is None else f'; {one.compiled.exposed:.3g} s of communication not overlapped'
-        )
+        exposed = one.compiled.exposed
+        waits = '' if exposed is None else f'; {exposed:.3g} s of communication not overlapped'
         yield f'    compiled earlier: {size(one.needed)} per device{waits}'
     for phase in one.prediction.phases:
         hidden = '' if phase.exposed >= phase.seconds else f', {phase.exposed:.3g} s not overlapped'
