@@ -165,7 +165,7 @@ def test_the_plan_prints_cost_tokens_layout_and_interval(capsys, tmp_path):
         )
     )
     lines = capsys.readouterr().out.splitlines()
-    hours, cost = re.findall(r'([\d,]+) h100-hours, ([\d,]+) at 2.5 per hour of a chip', lines[0])[0]
+    hours, cost = re.findall(r'([\d,]+) h100-hours, ([\d,]+) at 2.5 per chip-hour', lines[0])[0]
     assert int(hours.replace(',', '')) == pytest.approx(5000, rel=0.01)
     assert int(cost.replace(',', '')) == pytest.approx(12_500, rel=0.01)
     assert [line.split(':')[0] for line in lines] == ['time', 'model', 'tokens', 'step', 'lost', 'change']

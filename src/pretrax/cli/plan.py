@@ -13,15 +13,15 @@ from pretrax.option import option
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked(Configuration):
-    """What the plan is for."""
+    """The arguments of `pretrax plan`."""
 
     topology: HardwareOption = None
     slices: SlicesOption = None
     verify: bool = option('Compile the fastest layouts, and compare their memory with the plan.', default=False)
-    budget: str | None = option("'5000 h100-hours', '1e21 flops' or '30 days', of all chips.", metavar='AMOUNT')
-    price: float | None = option('With --budget: the price of an hour of a chip.', min=0)
+    budget: str | None = option("'5000 h100-hours', '1e21 flops' or '30 days', for all chips.", metavar='AMOUNT')
+    price: float | None = option('With --budget: the price of a chip-hour.', min=0)
     mttf: float | None = option('With --budget: hours between failures of the hardware. [default: published]', min=0.01)
-    write_speed: float = option('With --budget: GB/s of checkpoints that a machine writes.', default=1.26, min=0.001)
+    write_speed: float = option('With --budget: GB/s at which a machine writes checkpoints.', default=1.26, min=0.001)
     law: str | None = option('With --budget: a fit.json of `pretrax scaling`. [default: published]', metavar='FILE')
 
 

@@ -22,15 +22,15 @@ GIGA, TERA = 1e9, 1e12
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-    """What programs reach of the peak rates of a device, and what the peaks leave out.
+    """The shares of a device's peak rates that programs reach, and the delays that the peaks leave out.
 
     Attributes:
-        products, attention, memory: shares of the peak of products, of products in attention, and of the bandwidth.
-        links, network: shares of the bandwidth inside a slice or node, and between them.
-        hop, far_hop: seconds by which a collective takes longer for each device that its data passes in a slice or
-            node, and in another one.
-        launch: seconds in which a layer starts its kernels, in a forward and backward pass.
-        beside: share of the time of hidden communication by which it slows the work that hides it.
+        products, attention, memory: shares of the peak FLOP/s in products and attention, and of the memory bandwidth.
+        links, network: shares of the link bandwidth inside a slice or node, and between slices or nodes.
+        hop, far_hop: latency of a collective in seconds, for each device that its data passes inside a slice or node,
+            and for each slice or node.
+        launch: seconds to launch the kernels of a layer, in a forward and backward pass.
+        beside: how much communication slows the work that hides it, as a share of the hidden seconds.
     """
 
     products: float

@@ -2,11 +2,11 @@
 
 As in `model/moe.py` and `model/exchange.py`. Letters: T tokens of a device and pass, k experts per token, E experts.
 
-    rows       T k; in blocks, those that fill every expert's last one for any routing; after an exchange over e, the
-               slots of a round, `ROOM` times those of an even load; with a capacity, its slots
-    products   ragged (TPUs): tiles at the border of two experts run for both; over e, the busiest device counts. Blocks
+    rows       T k. In blocks: as many blocks as any routing may need, with padding. After an exchange over e: the slots
+               of a round, `ROOM` times those of an even load. With a capacity: its slots
+    products   ragged (TPUs): a tile with rows of two experts runs for both; over e, the busiest device counts. Blocks
                (GPUs): one after the other; each reads the weights of its expert, and reads and writes their gradient
-    moves      into the order of experts and back, and with an exchange of devices, forward, backward and again
+    moves      into the order of experts and back; for an exchange, also of devices. Forward, recomputed and backward
 """
 
 import math
@@ -19,7 +19,7 @@ from pretrax.model.expert_slots import block_length, number_of_blocks, room_of_r
 from pretrax.model.matmul import choose_grouped
 
 TILE = 256  # rows of a tile of a ragged product: `ragged_dot_tiling` in the program of Qwen3 30B for Ironwood
-GPU_TILE = 64, 128  # of a product of a block; 128 x 128 made published steps of experts on Blackwell 50 % too slow
+GPU_TILE = 64, 128  # of a block's product; with 128 x 128, steps of experts on Blackwell are predicted 50 % too slow
 SPREAD = 0.27  # standard deviation of the loads of experts, relative to the mean: after 300 steps of configs/moe.yaml
 
 
@@ -28,9 +28,9 @@ class Rows(NamedTuple):
 
     choices: int = 0  # tokens times the experts of each
     slots: int = 0  # of the arrays in which the rows of an expert are adjacent
-    multiplied: float = 0  # with those that pad
+    multiplied: float = 0  # with padding
     block: int = 0  # rows of one product; 0: one product has all
-    sent: int = 0  # to other devices along e, there or back
+    sent: int = 0  # to other devices along e, in one direction
     exchanges: int = 0  # times that rows are sent
     moved: float = 0  # rows of width d_model that are read or written to order them
 
@@ -62,7 +62,7 @@ def rows_of_experts(arch: Architecture, step: StepFacts, sequence_length: int) -
 
 
 def products_of_experts(arch: Architecture, step: StepFacts, rows: Rows) -> list[tuple[float, float, float, int]]:
-    """(times, FLOPs, bytes, tiles of the result on a GPU) of those that make rows, and of gradients of weights."""
+    """(times, FLOPs, bytes, tiles of the result on a GPU) of the products for rows, and of those for gradients."""
     width, matrices = BYTES[step.compute], arch.feed_forward.n_matrices
     d_model, d_ff = arch.d_model, arch.feed_forward.d_ff / step.mesh.get('t', 1)
     blocks = rows.multiplied / rows.block if rows.block else 1

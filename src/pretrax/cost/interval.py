@@ -7,7 +7,7 @@ from typing import Any
 
 from pretrax.tables import read_table
 
-ALL = 'all chips'  # of the steps of all chips, for chips with few
+ALL = 'all chips'  # for chips with few published steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ def _table() -> dict[str, dict[str, Any]]:
 
 
 def published_steps(device: str, compute: str, in_eight_bits: bool, has_experts: bool) -> Published | None:
-    """The published steps on a device in devices.yaml, or on all chips if it has few; None: none is in f32."""
+    """The published steps on a device in devices.yaml, or on all chips if it has few; None in f32."""
     if compute == 'f32':
         return None
     kind = 'mixtures of experts' if has_experts else 'dense, 8 bits' if in_eight_bits else 'dense, bf16'

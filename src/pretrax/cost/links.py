@@ -99,8 +99,8 @@ class Network:
         return seconds + runs * self._latency(kind, group), links
 
     def _latency(self, kind: str, group: Sequence[int]) -> float:
-        """Seconds that a collective takes without bytes. Data passes all other devices of a ring; of a torus, those of
-        each of its dimensions. NCCL's sums pass a tree of the nodes.
+        """Seconds that a collective takes without bytes. In a ring, data passes all other devices; in a torus, those
+        along each dimension. NCCL sums between nodes along a tree.
         """
         places = self.places[np.array(group) % len(self.places)]
         nodes = len(np.unique(places[:, 0]))

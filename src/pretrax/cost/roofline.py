@@ -78,7 +78,7 @@ class Prediction:
     phases: tuple[Phase, ...]
     seconds: float
     mfu: float
-    published: Published | None = None  # steps of its kind, from whose errors the interval is made
+    published: Published | None = None  # published steps of its kind, which give the interval
 
     @property
     def communication(self) -> float:
@@ -160,7 +160,7 @@ class _Sizes:
         keys: numbers of the keys that a query head attends to, on average over positions and layers.
         tokens, tokens_here: of a step, over the mesh and per device.
         rows: of the experts of a layer.
-        cores: of a GPU, among which it divides a product; 1 of a TPU.
+        cores: of a GPU, which share each product; 1 for a TPU.
         layers: per device, with those of multi-token prediction.
         hidden: bytes of the hidden states of the tokens of a device.
         matmul_params: parameters of layers that multiply a token.
@@ -228,11 +228,11 @@ class _Sizes:
         return n_bytes / (self.device.bandwidth * self.reach.memory)
 
     def gather(self, axis: str, n_bytes: float, rings: int | None = None, runs: float = 1) -> float:
-        """Seconds to gather or scatter `n_bytes` over an axis, in some runs."""
+        """Seconds to gather or scatter `n_bytes` over an axis, in `runs` collectives."""
         return self.network.seconds('all-gather', axis, n_bytes, rings, runs)
 
     def all_reduce(self, axis: str, n_bytes: float, runs: float = 1) -> float:
-        """Seconds to sum `n_bytes` over an axis, in some runs."""
+        """Seconds to sum `n_bytes` over an axis, in `runs` collectives."""
         return self.network.seconds('all-reduce', axis, n_bytes, runs=runs)
 
 
@@ -253,7 +253,7 @@ def _products(sizes: _Sizes) -> Phase:
 
 
 def _expert_products(sizes: _Sizes) -> float:
-    """Seconds of the products of experts, each by the slower of its work and its traffic."""
+    """Seconds of the products of experts. Each takes as long as the slower of its FLOPs and its memory traffic."""
     if not sizes.arch.n_expert_layers:
         return 0.0
     eight, of_layer = sizes.step.eight_bits, 0.0
@@ -371,7 +371,7 @@ def _over_d(sizes: _Sizes, hidden_by: float) -> Phase:
     is_alone = sizes.e * sizes.c * sizes.t * sizes.p == 1
 
     def exposed_seconds(what: str, n_bytes: float, times: float, runs: float = 1) -> tuple[float, float]:
-        """Seconds, and those of them that are exposed; each time in some runs."""
+        """Seconds, and the exposed seconds among them; each time in `runs` collectives."""
         twice = 2 if what in shares.all_reduced else 1
         rings = 2 if is_alone and what in shares.one_ring else None
         seconds = times * twice * sizes.gather('d', n_bytes, rings, runs)

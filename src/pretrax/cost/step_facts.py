@@ -50,7 +50,7 @@ class EightBits:
         values: per token, the inputs of these products, twice, and their results: what the forward and the backward
             pass round.
         head: parameters of the unembedding; 0: its product is in the compute dtype.
-        experts: those of `params` that are of experts.
+        experts: those of `params` that belong to experts.
     """
 
     kind: str

@@ -37,7 +37,7 @@ class Topology:
         shape: shape of a slice; of a node for GPUs, such as (8,).
         slices: number of slices or nodes, which a slow network connects.
         machine: one of `machines()`; '' if it was not named.
-        reach: instead of that of the device.
+        reach: replaces that of the device; None: the device's.
     """
 
     name: str

@@ -206,7 +206,7 @@ def packed_documents(segments: i32['B L'], documents: int) -> tuple[i32['B N'], 
 
 
 def splash_blocks(length: int, window: int) -> tuple[int, ...]:
-    """`BlockSizes`: a step of its grid takes longer to begin than 128 x 128 scores, and 1,024 x 512 fit every TPU."""
+    """`BlockSizes`. A grid step takes longer to start than to compute 128 x 128 scores; every TPU fits 1,024 x 512."""
     most = min(length // 4, max(256, window) if window else 1024)
     block = max(n for n in (128, 256, 512, 1024) if n == 128 or (length % n == 0 and n <= most))
     return (block, block, min(block, 512)) * 2 + (block, min(block, 512))  # forward; keys and values; queries

@@ -1,4 +1,4 @@
-"""How many slots the rows of experts take, for the program and for the plan. Without JAX."""
+"""Numbers of slots for the rows of experts, in the program and in the plan. This module imports no JAX."""
 
 ROOM = 1.25  # slots of a round of the exchange over e, relative to those of an even load
 

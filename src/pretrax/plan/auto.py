@@ -125,7 +125,7 @@ def _best(planner: Planner, only: dict[str, int], config: RunConfig) -> Candidat
         return search.found[0]
     why, *more, fix = search.why_none()
     if found := planner.search(only=only).found:
-        fix = f'use {found[0].written()}, which is planned to fit'
+        fix = f'use {found[0].written()}, which is predicted to fit'
     raise UserError('\n'.join([f'mesh and batch.micro: {why} {planner.hardware}', *more, fix]))
 
 

@@ -5,7 +5,7 @@ prediction the time of a step. Checkpoints and failures lose a share of the run:
 
     delta / tau + (tau / 2 + R) / M        tau = sqrt(2 delta M)
 
-A checkpoint takes delta seconds, every tau seconds; the step waits for less, since most of it is in the background. A
+A checkpoint takes delta seconds, every tau seconds; the step waits for less, since most of it runs in the background. A
 failure, every M seconds on average, loses half an interval, and R seconds for the restart. To first order, this tau
 loses least: Young 1974, doi:10.1145/361147.361115; Daly 2006, doi:10.1016/j.future.2004.11.016.
 """
@@ -31,7 +31,7 @@ from pretrax.view.charts.chart import number_text
 # conclude 1.8 hours for 16,384 GPUs. Smaller jobs fail more often: 7.9 hours at 1,024 GPUs.
 CHIP_SECONDS_BETWEEN_FAILURES = 1000 * 86400 * 8 / 6.5
 RESTART = 300.0  # seconds from a failure to the first step, besides reading the checkpoint: assumed
-_FIRST_MFU = 0.4  # of a budget in time, for the first guess of its FLOPs
+_FIRST_MFU = 0.4  # to guess the FLOPs of a budget in time
 _WRONG_SIZE = 0.3  # a model is refused if the logarithm of its parameters differs from the law by more
 
 
@@ -85,7 +85,7 @@ def parse_budget(text: str, hardware: Topology) -> tuple[float, float]:
 
 
 def read_law(path: str) -> Fit:
-    """The law of a `fit.json` that `pretrax scaling` wrote, by the last approach in it. Raises UserError."""
+    """The last law in a `fit.json` that `pretrax scaling` wrote. Raises UserError."""
     try:
         written = json.loads(locate(path).read_bytes())
         points, approach = [Point(**point) for point in written['points']], written['fits'][-1]['approach']
@@ -104,7 +104,7 @@ def sizes_for(arch: Architecture, params: float) -> list[str]:
         UserError: the decoder has experts, or no size is near.
     """
     if arch.experts.n_experts:
-        raise UserError('--budget: the scaling law is of dense decoders\nuse model.experts.n_experts=0')
+        raise UserError('--budget: the scaling law is for dense decoders\nuse model.experts.n_experts=0')
 
     group = arch.attention.n_heads // arch.attention.n_kv_heads
 
@@ -147,7 +147,7 @@ def buy(
     Args:
         config: its model is resized, and its batch is kept.
         budget: FLOPs, or seconds: see `parse_budget`.
-        law: of N.
+        law: gives N for a number of FLOPs.
         between: seconds between failures of the hardware; None: as published.
         speed: bytes/s that a machine writes and reads of a checkpoint.
 
@@ -178,23 +178,22 @@ def buy(
         if abs(math.log(bought / flops)) < close:
             steps = max(1, round(bought / 6 / params / batch))
             return Purchase(sizes, params, batch, best, delta=delta, between=between, steps=steps)
-        flops, close = bought, 2 * close  # which ends, if two sizes choose each other
+        flops, close = bought, 2 * close  # so that this ends if two sizes lead to each other
 
 
 def lines_of(bought: Purchase, hardware: Topology, law: Fit, price: float | None) -> Iterator[str]:
-    """The output of `pretrax plan --budget`. `price`: of an hour of a chip; None: not known."""
+    """The output of `pretrax plan --budget`. `price`: of a chip-hour; None: not known."""
     tokens, best, chips = bought.steps * bought.batch, bought.best, hardware.chips * hardware.slices
     flops, hours = 6 * bought.params * tokens, bought.seconds / 3600
-    wanted = law.optimum(flops)
-    low, high = law.interval(flops, 1.0 if law is PUBLISHED else 0.95) or (wanted, wanted)
-    sizes = (number_text(n, digits=3) for n in (bought.params, wanted, low, high, tokens))
-    params, of_law, least, most, n_tokens = sizes
-    cost = '' if price is None else f', {price * chips * hours:,.0f} at {price:g} per hour of a chip'
+    ideal = law.optimum(flops)
+    low, high = law.interval(flops, 1.0 if law is PUBLISHED else 0.95) or (ideal, ideal)
+    params, of_law, least, most, trained = (number_text(n, digits=3) for n in (bought.params, ideal, low, high, tokens))
+    cost = '' if price is None else f', {price * chips * hours:,.0f} at {price:g} per chip-hour'
     yield f'time: {hours / 24:,.3g} days of {hardware}, {chips * hours:,.0f} {hardware.version}-hours{cost}'
     yield f'model: {params} parameters; the scaling law says {of_law} ({least} to {most})'
-    at_best, fewest, largest = (f'{flops / 6 / n**2:.3g}' for n in (wanted, high, low))
+    at_best, fewest, largest = (f'{flops / 6 / n**2:.3g}' for n in (ideal, high, low))
     yield (
-        f'tokens: {n_tokens}, {tokens / bought.params:.3g} per parameter; the law says {at_best} ({fewest} to '
+        f'tokens: {trained}, {tokens / bought.params:.3g} per parameter; the law says {at_best} ({fewest} to '
         f'{largest}); {flops:.3g} FLOPs'
     )
     step = best.prediction

@@ -36,7 +36,7 @@ class CompiledFacts:
     def __init__(self, config: RunConfig, topology: Topology, say: Report):
         self._path = cache_directory() / 'plan.json'
         if not (entries := read_entries(self._path)) and self._path.exists():
-            say(f'{self._path} is damaged; the plan knows nothing of compiled steps')
+            say(f'{self._path} is damaged; the plan does not use steps that were compiled before')
         step = {key: value for key, value in values_in_step(config).items() if not key.startswith(_CHOSEN)}
         facts = [step, config.data.model_dump(mode='json'), versions(), flags()]
         self._key = f'{topology} | {hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]}'

@@ -58,7 +58,7 @@ class Plan:
     Attributes:
         options: compiler options that the configuration sets by itself.
         by_default: its prediction without them; None: not known, or there are none.
-        in_halves: it, with layers on two halves of the batch; None: impossible, or not better.
+        in_halves: the configuration with layers on two halves of the batch; None: impossible, or not better.
         is_looped: its layers run in a loop on several GPUs, where unrolled ones are faster.
         left_out: the keys that it sets, and that all predictions leave out or count as free.
         slow_attention: the kernel of its attention and the reason, if it is not fused; '': it is.

@@ -39,7 +39,7 @@ def read_json(path: Any) -> dict[str, Any]:
 
 
 def read_entries(path: Any) -> dict[str, Any]:
-    """The JSON object in a file; {}: there is none, or it is damaged."""
+    """The JSON object in a file; {} if there is no file, or if it is damaged."""
     try:
         found = parse_json(path.read_bytes())
     except (OSError, ValueError):
