@@ -55,7 +55,7 @@ def test_an_ironwood_chip_is_two_devices_and_one_chip_of_a_budget():
 
 
 @pytest.mark.parametrize(
-    'text', ['5000', '5000 a100-hours', 'many days', '-3 days', '0 days', '1e21', '3 weeks', '1e999x days']
+    'text', ['5000', '5000 a100-hours', 'many days', '-3 days', '0 days', '1e21', '3 weeks', '1e999 days', '_1 days']
 )
 def test_a_budget_that_is_no_amount_names_the_units(text):
     with pytest.raises(UserError, match=r'expected h100-hours, flops, days or hours, such as "5000 h100-hours"'):

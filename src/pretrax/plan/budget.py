@@ -75,11 +75,11 @@ def share_lost(delta: float, between: float) -> float:
 
 def parse_budget(text: str, hardware: Topology) -> tuple[float, float]:
     """'1e21 flops' -> FLOPs, 0; '5000 h100-hours' or '30 days' -> 0, seconds of all the hardware. Raises UserError."""
-    found = re.fullmatch(r'([\d_,]*\.?\d+(?:e[+-]?\d+)?)\s*([a-z0-9-]+)', text.strip().lower())
+    found = re.fullmatch(r'([\d,]*\.?\d+(?:e[+-]?\d+)?)\s*([a-z0-9-]+)', text.strip().lower())
     amount, unit = (float(found[1].replace(',', '')), found[2]) if found else (0.0, '')
     of_chips = f'{hardware.version}-hours'
     units = {'days': 86400.0, 'hours': 3600.0, of_chips: 3600.0 / (hardware.chips * hardware.slices), 'flops': 0.0}
-    if amount <= 0 or unit not in units:
+    if not 0 < amount < math.inf or unit not in units:
         raise UserError(f'--budget {text!r}: expected {of_chips}, flops, days or hours, such as "5000 {of_chips}"')
     return amount * (unit == 'flops'), amount * units[unit]
 
