@@ -64,6 +64,14 @@ def test_unknown_names_are_refused_with_the_nearest_ones(name, said):
     assert max(map(len, lines)) <= 100
 
 
+@pytest.mark.parametrize(
+    ('name', 'hosts'), [('h100x8', 1), ('a100x2', 1), ('gb200x72', 18), ('gb300x64', 16), ('gb200x2', 1)]
+)
+def test_a_node_of_gpus_is_one_machine_and_a_rack_has_four_gpus_per_machine(name, hosts):
+    # NVIDIA's GB200 NVL72 has 18 compute trays with 4 GPUs each.
+    assert parse_topology(name).hosts == hosts
+
+
 def test_two_numbers_of_machines_that_differ_are_refused():
     with pytest.raises(UserError, match=r'--topology a3-high x4 with --slices 2: x4 is the number of machines'):
         parse_topology('a3-high x4', 2)

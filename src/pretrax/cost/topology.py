@@ -79,9 +79,9 @@ class Topology:
 
     @property
     def chips_per_host(self) -> int:
-        """Chips of one machine: up to 8 for v5e and v6e if the slice is a single machine, else 4."""
+        """Chips of one machine: 4 of a rack of GPUs; up to 8 of v5e and v6e if a slice is a single machine, else 4."""
         if not isinstance(self.target, Tpu):
-            return self.chips
+            return min(self.chips, 4 if self.target.domain > 8 else 8)
         most = 8 if self.target.dimensions == 2 else 4
         return self.chips if self.chips <= most else 4
 
