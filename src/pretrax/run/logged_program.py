@@ -1,5 +1,5 @@
-"""Programs of their own that run before the steps that are logged, and are read after them: the statistics of layers,
-and the gradient noise scale (McCandlish et al. 2018, arXiv:1812.06162).
+"""Separate programs that run before the logged steps, and whose results are read after them: layer statistics, and
+the gradient noise scale (McCandlish et al. 2018, arXiv:1812.06162).
 """
 
 import math

@@ -1,5 +1,5 @@
 """The data components without text: `synthetic`, random tokens, for benchmarks of everything but data loading; and
-`tokenizer`, of runs that hold imported weights, which generate, and cannot train.
+`tokenizer`, for runs with imported weights, which can generate but not train.
 
 data: {name: synthetic, vocab_size: 50304}
 """

@@ -1,4 +1,4 @@
-"""What a tokenizer.json says of a text before any goes through it: the tokens around it, and bounds of its size.
+"""Facts in a tokenizer.json that are known before a text is encoded: the tokens around it, and bounds on its size.
 
 The post-processor writes tokens before and after a text. As in `transformers` 5, only it decides: `add_bos_token` of a
 tokenizer_config.json changes nothing beside it.
