@@ -75,7 +75,8 @@ def evaluation():
 def plan():
     phases = SimpleNamespace(seconds=123.4, mfu=0.5123, bound='products')
     options = 'mesh.d=8 mesh.t=8 batch.micro=16 model.save={attention: recompute, feed_forward: offload, norm: keep}'
-    found = SimpleNamespace(prediction=phases, memory=SimpleNamespace(total=MANY), written=lambda: options)
+    memory = SimpleNamespace(host=MANY)
+    found = SimpleNamespace(prediction=phases, memory=memory, needed=MANY, compiled=None, written=lambda: options)
     device = SimpleNamespace(name='H100', bf16=1e15)
     hardware = SimpleNamespace(n_devices=64, device=device, memory=80e9)
     notes = {'now': None, 'why': '', 'slow_attention': '', 'left_out': ()}

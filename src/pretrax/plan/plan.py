@@ -363,7 +363,7 @@ def report(plan: Plan, shown: int = 5) -> list[str]:
     if plan.slow_attention:
         lines.append(f'    attention: {plan.slow_attention}; predicted as if the fused kernel ran')
     lines += left_out_lines(plan.left_out)
-    fit = [f'{len(plan.found)} of {len(plan.search.tried)} candidates fit, with the least recomputation; the fastest:']
+    fit = [f'{len(plan.found)} of {len(plan.search.tried)} candidates fit; the fastest:']
     why, *tried = fit if plan.found else plan.search.why_none()
     lines += ['', why, *(f'    {line}' for line in tried)]
     rows = [

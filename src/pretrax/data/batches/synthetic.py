@@ -67,7 +67,7 @@ def open_synthetic(
 
 
 class TokenizerOnly(Source):
-    """A tokenizer without text, of a run that `pretrax import` wrote.
+    """A tokenizer without text, of a run that `pretrax import` wrote: it generates, and cannot train.
 
     `tokenizer` is None if the imported checkpoint had no tokenizer.json.
     """
