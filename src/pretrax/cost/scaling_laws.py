@@ -233,8 +233,8 @@ def _parametric(points: Sequence[Point], start: dict[str, float] | None) -> tupl
         losses = np.concatenate([objective(part)[0] for part in np.array_split(grid, 20)])
         starts = grid[np.argsort(losses, kind='stable')[:_MINIMIZED]]
     else:
-        centered = [math.log(start['A']) - start['alpha'] * mean_n, math.log(start['B']) - start['beta'] * mean_d]
-        starts = np.array([[*centered, math.log(start['E']), start['alpha'], start['beta']]])
+        factors = [math.log(start['A']) - start['alpha'] * mean_n, math.log(start['B']) - start['beta'] * mean_d]
+        starts = np.array([[*factors, math.log(start['E']), start['alpha'], start['beta']]])
     scale = 1 / DELTA**2  # the objective is of the order of delta^2, below the tolerances of L-BFGS
 
     def scaled(theta: np.ndarray) -> tuple[float, np.ndarray]:
