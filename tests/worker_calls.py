@@ -11,3 +11,8 @@ def kill_yourself(progress):
 def report_forever(progress):
     while True:
         progress(os.getpid(), 0)
+
+
+def long_answer(progress):
+    """Takes longer to read than to begin."""
+    return b'a' * 50_000_000

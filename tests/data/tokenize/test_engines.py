@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from pretrax.data.tokens.flat_tokens import splits
 from pretrax.data.tokens.flat_tokens_check import verify
 from pretrax.errors import UserError
 from tokenizer_families import TEXTS, byte_level
-from worker_calls import kill_yourself
+from worker_calls import kill_yourself, long_answer
 
 SELECTION = Selection(deduplicate=True, near_duplicates=NearDuplicates(), max_characters=400)
 
@@ -183,6 +184,15 @@ def test_a_killed_worker_is_reported(corpus, tmp_path):
         pytest.raises(UserError, match=r'a worker process has ended \(SIGKILL\)\n.*workers=1'),
     ):
         list(engine.unordered(kill_yourself, [()], lambda *_: None))
+
+
+def test_threads_have_ended_when_an_engine_is_closed():
+    """A thread that still reads an answer would fail with the stream that is closed under it."""
+    before = threading.active_count()
+    for _ in range(3):
+        with contextlib.closing(Processes(2)) as engine:
+            next(engine.unordered(long_answer, [()] * 20, lambda *_: None))
+        assert threading.active_count() == before
 
 
 def test_workers_end_when_their_run_is_killed(tmp_path):

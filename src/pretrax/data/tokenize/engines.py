@@ -89,6 +89,7 @@ class Processes(Engine):
     def __init__(self, n: int):
         self._n = n
         self._workers: list[subprocess.Popen] = []
+        self._threads: list[threading.Thread] = []
         self.name = f'{n} processes'
 
     def unordered(
@@ -111,8 +112,9 @@ class Processes(Engine):
 
         while len(self._workers) < min(self._n, len(calls)):
             self._workers.append(_start())
-        for worker in self._workers:
-            threading.Thread(target=serve, args=(worker,), daemon=True).start()
+        self._threads = [threading.Thread(target=serve, args=(worker,), daemon=True) for worker in self._workers]
+        for thread in self._threads:
+            thread.start()
         left = len(calls)
         while left:
             number, kind, answer = answers.get()
@@ -131,6 +133,9 @@ class Processes(Engine):
         """Kills the processes."""
         for worker in self._workers:
             worker.kill()
+        for thread in self._threads:  # each reads the stream of a worker until it ends
+            thread.join()
+        for worker in self._workers:
             worker.wait()
             for stream in (worker.stdin, worker.stdout):
                 with contextlib.suppress(OSError):  # unsent data is not needed
