@@ -45,7 +45,6 @@ HERE = pathlib.Path(__file__).parent
 TABLE = HERE / 'published.yaml'
 RESULTS = HERE / 'results' / 'published.json'
 SOURCE = HERE.parent / 'src' / 'pretrax' / 'cost'
-
 MEASURED = HERE / 'results' / 'accelerator-nvidia-h200.json'
 
 KINDS = ('dense, bf16', 'dense, 8 bits', 'mixtures of experts')
@@ -236,7 +235,7 @@ def planned(row: Row) -> tuple[Planner, Candidate]:
 
 
 def candidates(row: Row) -> tuple[Planner, list[Candidate]]:
-    """Those with the layout of a row that fit. If none does, the last.
+    """The candidates with the layout of a row that fit, or the last one if none fits.
 
     Raises:
         UserError: it cannot be planned; the first line says why.
@@ -319,7 +318,7 @@ START: dict[str, dict[str, tuple[float, float]]] = {
 }  # fmt: skip
 ENOUGH = 8  # rows of a kind on a chip for an interval of their own
 SPREAD, LARGE = 0.1, 0.15  # of log(predicted / published); larger errors count linearly
-OURS = 5  # each measured step weighs as much as all rows of so many sources
+OURS = 5  # weight of a measured step; all rows of a source together have weight 1
 
 
 @dataclasses.dataclass
@@ -330,12 +329,6 @@ class Step:
     every: list[Candidate]
     published: float
     weight: float
-
-    @property
-    def generation(self) -> str:
-        """The key of its chip in `reach:`."""
-        device = self.planner.hardware.device.name
-        return yaml.safe_load((SOURCE / 'devices.yaml').read_text())['devices'][device]['reach']
 
 
 def measured() -> list[Row]:
@@ -359,15 +352,16 @@ def measured() -> list[Row]:
 
 def steps_to_fit() -> list[Step]:
     """Dense steps that are not held out, and the measured ones. The rows of a source weigh as much as one row."""
-    steps = []
+    found = []
     for row in [row for row in read_rows() if not row.is_held_out and 'experts' not in row.sizes] + measured():
         try:
             planner, every = candidates(row)
         except UserError:
             continue
-        steps.append((row.source, Step(planner, every, published_seconds(row, planner), OURS)))
-    of = Counter(source for source, _ in steps)
-    return [dataclasses.replace(step, weight=1 / of[source] if source != 'pretrax' else OURS) for source, step in steps]
+        found.append((row.source, planner, every, published_seconds(row, planner)))
+    rows_of = Counter(source for source, *_ in found)
+    weights = {source: 1 / n for source, n in rows_of.items()} | {'pretrax': OURS}
+    return [Step(planner, every, seconds, weights[source]) for source, planner, every, seconds in found]
 
 
 def fit(steps: Sequence[Step]) -> dict[str, dict[str, float]]:
@@ -375,7 +369,8 @@ def fit(steps: Sequence[Step]) -> dict[str, dict[str, float]]:
     keys = [(group, name) for group, names in START.items() for name in names]
     start, spread = np.array([START[group][name] for group, name in keys]).T
     start, most = np.log(start), np.log([0.95 if name in ('products', 'memory') else 1.0 for _, name in keys])
-    generations = [step.generation for step in steps]
+    devices = yaml.safe_load((SOURCE / 'devices.yaml').read_text())['devices']
+    generations = [devices[step.planner.hardware.device.name]['reach'] for step in steps]  # keys of `reach:`
     weights = np.array([step.weight for step in steps]) / SPREAD**2
 
     def constants(at: np.ndarray) -> dict[str, dict[str, float]]:
@@ -385,7 +380,7 @@ def fit(steps: Sequence[Step]) -> dict[str, dict[str, float]]:
         return found
 
     def errors(at: np.ndarray, group: str = '') -> np.ndarray:
-        """Of the steps of a group; 0 for others."""
+        """log(predicted / published) of the steps of a group, and 0 for other steps; '': of all steps."""
         found, result = constants(at), np.zeros(len(steps))
         for i, (step, generation) in enumerate(zip(steps, generations, strict=True)):
             shared = 'tpu' if step.planner.hardware.platform == 'tpu' else 'gpu'

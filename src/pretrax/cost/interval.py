@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
 
 from pretrax.tables import read_table
 
@@ -26,15 +25,11 @@ class Published:
 
 
 @functools.cache
-def _table() -> dict[str, dict[str, Any]]:
-    return read_table(Path(__file__).with_suffix('.yaml'))
-
-
 def published_steps(device: str, compute: str, in_eight_bits: bool, has_experts: bool) -> Published | None:
     """The published steps on a device in devices.yaml, or on all chips if it has few; None in f32."""
     if compute == 'f32':
         return None
     kind = 'mixtures of experts' if has_experts else 'dense, 8 bits' if in_eight_bits else 'dense, bf16'
-    chips = _table()[kind]
+    chips = read_table(Path(__file__).with_suffix('.yaml'))[kind]
     chip = device if device in chips else ALL
     return Published(chip, **chips[chip])

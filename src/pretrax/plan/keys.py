@@ -46,11 +46,9 @@ def keys_left_out(config: RunConfig) -> list[str]:
 
 def left_out_lines(keys: list[str]) -> list[str]:
     """The lines of a plan that name keys of `keys_left_out`."""
-    free = treatments()['free']
-    named = {'not in the prediction': set(keys) - set(free), 'counted as free': set(keys) & set(free)}
-    return [
-        f'    set, but {what}: {", ".join(filter(which.__contains__, keys))}' for what, which in named.items() if which
-    ]
+    free = [key for key in keys if key in treatments()['free']]
+    named = {'not in the prediction': [key for key in keys if key not in free], 'counted as free': free}
+    return [f'    set, but {what}: {", ".join(which)}' for what, which in named.items() if which]
 
 
 def _option(options: Mapping[str, Any], name: str) -> Any:

@@ -368,9 +368,12 @@ def report(plan: Plan, shown: int = 5) -> list[str]:
     lines += ['', why, *(f'    {line}' for line in tried)]
     rows = [
         [
-            *(f'{one.prediction.seconds:.3g}s', f'{one.prediction.mfu:.1%}'),
+            f'{one.prediction.seconds:.3g}s',
+            f'{one.prediction.mfu:.1%}',
             size(one.needed) + ' compiled' * (one.compiled is not None),
-            *(size(one.memory.host) if one.memory.host else '-', one.prediction.bound, one.written()),
+            size(one.memory.host) if one.memory.host else '-',
+            one.prediction.bound,
+            one.written(),
         ]
         for one in plan.found[:shown]
     ]
