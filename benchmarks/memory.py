@@ -195,7 +195,7 @@ def prepared(name: str) -> Run:
 
 
 def expected(name: str) -> Memory:
-    """What `pretrax plan` predicts for a row; for a CPU, what the start-up report of `pretrax train` predicts."""
+    """The memory that `pretrax plan` predicts for a row, or, on a CPU, the start-up report of `pretrax train`."""
     topology, slices, values = ROWS[name]
     if topology == 'cpu':
         memory = memory_of_run(prepared(name))

@@ -146,7 +146,7 @@ def read_into_states(
     positions: i32['R/r/d/e C'],
     layer: LayerSpec,
 ) -> tuple[num['B/r/d/e L/c/t M'], State]:
-    """What a layer with a state adds to the residual stream, and the states after the tokens.
+    """The output of a layer with a state, to be added to the residual stream, and the states after the tokens.
 
     Args:
         h: the tokens of all rows, as one row.

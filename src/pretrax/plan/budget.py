@@ -37,7 +37,7 @@ _WRONG_SIZE = 0.3  # a model is refused if the logarithm of its parameters diffe
 
 @dataclasses.dataclass(frozen=True)
 class Purchase:
-    """What a budget pays for.
+    """The run that a budget pays for.
 
     Attributes:
         sizes: arguments for the sizes of the model.
@@ -142,7 +142,7 @@ def sizes_for(arch: Architecture, params: float) -> list[str]:
 def buy(
     config: RunConfig, hardware: Topology, budget: tuple[float, float], law: Fit, between: float | None, speed: float
 ) -> Purchase:
-    """What a budget pays for on all of the hardware.
+    """The run that a budget pays for on all of the hardware.
 
     Args:
         config: its model is resized, and its batch is kept.

@@ -19,7 +19,7 @@ _CHOSEN = ('mesh', 'batch.micro', 'model.save', 'model.batch_parts', 'memory.off
 
 @dataclasses.dataclass(frozen=True)
 class CompiledFact:
-    """What the compiler said of a step.
+    """Facts that the compiler reported for a step.
 
     Attributes:
         needed: bytes per device.

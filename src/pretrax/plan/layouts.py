@@ -17,8 +17,8 @@ def layouts(
 ) -> Iterator[dict[str, int]]:
     """Meshes of all devices. `d` takes those that the other axes leave.
 
-    `t` stays inside a node, or along one side of a slice. `r` is the number of slices or
-    a multiple, so that `d` stays inside a slice, or a divisor, so that `d` spans whole slices.
+    `t` stays inside a node, or along one side of a slice. `r` is a multiple of the number of slices, so that `d` stays
+    inside a slice, or a divisor of it, so that `d` spans whole slices.
 
     Args:
         arch: the decoder. Not every mesh is possible for it.
