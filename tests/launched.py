@@ -74,14 +74,6 @@ def environment(**changes) -> dict[str, str]:
     return kept | {'PYTHONPATH': str(Path(__file__).parent), 'JAX_PLATFORMS': 'cpu'} | changes
 
 
-def keeping(directory: Path) -> dict[str, str]:
-    """The environment in which compiled programs are kept there, and every use of one is in the output."""
-    return {
-        'JAX_ENABLE_COMPILATION_CACHE': 'true', 'XDG_CACHE_HOME': str(directory),
-        'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0', 'JAX_DEBUG_LOG_MODULES': 'jax._src.compiler',
-    }  # fmt: skip
-
-
 class Training:
     """What can be seen of a run from outside, whatever launched it. A subclass has `until(done, what)`."""
 

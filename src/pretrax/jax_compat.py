@@ -5,13 +5,12 @@ No other file imports `jax._src` (tests/test_house.py). When JAX is upgraded, th
 
 import contextlib
 import os
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 import jax
-from jax._src import cloud_tpu_init, clusters, compilation_cache, compiler, distributed, xla_bridge
+from jax._src import cloud_tpu_init, clusters, compiler, distributed, xla_bridge
 from jax.experimental import serialize_executable
 from jaxlib import xla_client
 
@@ -73,26 +72,25 @@ def detected_identity() -> tuple[int, int, str, int | None] | None:
     )
 
 
-def cache_programs_in_every_cpu_process() -> None:
-    """Makes every process of a CPU run write the compilation cache, not only the first one.
+def can_be_loaded(devices: Sequence[jax.Device]) -> bool:
+    """False for a CPU program of several devices, which must be compiled by each process that runs it.
 
-    JAX assumes that all processes have the same cache keys. On CPUs a key contains the number of the process, so the
-    others would compile at every start. JAX 0.12; a setting of the compilation cache.
+    XLA orders the collectives of a program that it compiles. It loses the order when it loads the program, so that two
+    independent collectives start in a different order on each device, and both wait. JAX 0.11.2 and 0.12.
     """
-    write = compiler._cache_write
-    if write.__module__ == __name__:
+    return len(devices) == 1 or devices[0].platform != 'cpu'
+
+
+def cache_only_what_can_be_loaded() -> None:
+    """Keeps other programs out of the compilation cache. JAX 0.12; collectives that keep their order."""
+    make_key = compiler._get_cache_key
+    if make_key.__module__ == __name__:
         return
 
-    def write_own(key: str, seconds: float, name: str, backend: Any, executable: Any) -> None:
-        if backend.platform != 'cpu' or distributed.global_state.process_id == 0:
-            write(key, seconds, name, backend, executable)
-        elif seconds >= jax.config.jax_persistent_cache_min_compile_time_secs:
-            try:
-                compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
-            except Exception as error:  # as JAX does: the program is compiled, so training continues
-                warnings.warn(f"Error writing persistent compilation cache entry for '{name}': {error}", stacklevel=1)
+    def key(options: Any, backend: Any, computation: Any, devices: Any, *more: Any) -> str | None:
+        return make_key(options, backend, computation, devices, *more) if can_be_loaded(devices.flat) else None
 
-    compiler._cache_write = write_own
+    compiler._get_cache_key = key
 
 
 def cudnn_attention() -> ModuleType:

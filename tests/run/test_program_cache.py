@@ -9,15 +9,18 @@ import warnings
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import PartitionSpec as P
 
 from preloaded import programs
-from pretrax.run.program_cache import keep_programs, remove_oldest
+from pretrax.run.program_cache import compile_or_load, keep_programs, remove_oldest
 from runs import BIGRAM
 
 VALUES = {
     'name': 'kept', 'model': BIGRAM, 'data': {'name': 'synthetic', 'vocab_size': 96}, 'steps': 4,
-    'batch': {'tokens': 64, 'sequence_length': 16}, 'optimizer': {'learning_rate': 1e-2}, 'mesh': {'d': 2},
+    'batch': {'tokens': 64, 'sequence_length': 16}, 'optimizer': {'learning_rate': 1e-2}, 'mesh': {'d': 1},
     'schedule': {'name': 'constant'}, 'precision': {'compute': 'f32'}, 'log': {'every': 1}, 'eval': {'every': 0},
 }  # fmt: skip
 
@@ -139,6 +142,25 @@ def test_it_is_on_in_a_directory_of_the_user(tmp_path):
         keep_programs(said.append)
         assert jax.config.jax_compilation_cache_dir == str(tmp_path / 'pretrax' / 'xla')
     assert not said
+
+
+@pytest.mark.usefixtures('settings')
+def test_programs_of_several_cpu_devices_are_compiled_and_not_loaded(tmp_path):
+    """A loaded one would run its collectives in any order, and hang."""
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+    compilation_cache.reset_cache()  # JAX opens its directory once
+    keep_programs(pytest.fail)
+    loaded = {}
+    for count in (1, 2):
+        mesh = jax.make_mesh((count,), ('d',), devices=jax.devices()[:count])
+        whole = jax.device_put(jnp.arange(8.0), jax.NamedSharding(mesh, P('d')))
+        summed = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, 'd'), mesh=mesh, out_specs=P()))
+        loaded[count] = []
+        for _ in range(2):
+            jax.clear_caches()  # of programs in memory
+            loaded[count].append(compile_or_load(summed.lower(whole))[1])
+    compilation_cache.reset_cache()
+    assert loaded == {1: [None, str(tmp_path / 'pretrax' / 'xla')], 2: [None, None]}
 
 
 @pytest.mark.usefixtures('settings')

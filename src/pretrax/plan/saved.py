@@ -28,7 +28,7 @@ from jax.experimental import serialize_executable
 
 from pretrax.config import RunConfig, diff, effect_of, from_manifest, written_values
 from pretrax.errors import UserError, first_line, system_errors
-from pretrax.jax_compat import EXECUTABLE_CLASSES, ExecutableUnpickler
+from pretrax.jax_compat import EXECUTABLE_CLASSES, ExecutableUnpickler, can_be_loaded
 from pretrax.plan.step import PlannedStep
 from pretrax.run.setup import Run
 from pretrax.storage import AnyPath, BucketPath, locate
@@ -83,10 +83,12 @@ def save(planned: PlannedStep, path: AnyPath) -> int:
     """Writes a compiled step, whole or not at all. Returns the size of the file in bytes.
 
     Raises:
-        UserError: the step does not fit, so it was not compiled; XLA cannot store it; or the file cannot be written.
+        UserError: the step does not fit, so it was not compiled; XLA cannot store it, or load it again; or the file
+            cannot be written.
     """
     if planned.compiled is None:
         raise UserError(f'--save {path}: the step does not fit, so there is nothing to save')
+    _check_loadable(planned.run, f'--save {path}')
     try:
         executable, _, _ = serialize_executable.serialize(planned.compiled)
     except jax.errors.JaxRuntimeError as error:
@@ -128,6 +130,14 @@ def opened(path: str | AnyPath, config: RunConfig) -> Callable[[Run, Any], Any]:
         shown = [f'    {key}: {old} -> {new}' for key, old, new in baked[:5]]
         raise _differs(path, 'the step was compiled for another configuration', *shown)
     return lambda run, lowered: _load(path, manifest, executable, run, lowered)
+
+
+def _check_loadable(run: Run, option: str) -> None:
+    if not can_be_loaded(list(run.mesh.devices.flat)):
+        raise UserError(
+            f'{option}: a step for several CPU devices hangs when it is loaded: XLA loses the order of collectives\n'
+            f'leave {option.split()[0]} out: on CPUs, each run of several devices compiles its step'
+        )
 
 
 def _manifest(run: Run, lowered: Any, executable: bytes) -> Manifest:
@@ -184,6 +194,7 @@ def _read(path: pathlib.Path) -> tuple[Manifest, bytes]:
 
 def _load(path: pathlib.Path, manifest: Manifest, executable: bytes, run: Run, lowered: Any) -> Any:
     """The step, if the manifest agrees with this run and machine."""
+    _check_loadable(run, f'--compiled {path}')
     here = _manifest(run, lowered, b'')
     for what, there, now in (
         ('for other hardware', manifest.device_kind, here.device_kind),

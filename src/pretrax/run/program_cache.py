@@ -2,8 +2,8 @@
 
 This is JAX's persistent compilation cache, switched on and kept small. A key is made of the program, the versions, the
 flags, the compiler's options and the devices. JAX stores executables, so results are the same to the last bit. The
-first process writes; on CPUs every process writes its own. `JAX_COMPILATION_CACHE_DIR` moves the cache to a directory
-in which nothing is removed. `JAX_ENABLE_COMPILATION_CACHE=false` switches it off.
+first process writes. CPU programs of several devices are not kept: loaded, they would hang. `JAX_COMPILATION_CACHE_DIR`
+moves the cache to a directory in which nothing is removed. `JAX_ENABLE_COMPILATION_CACHE=false` switches it off.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import jax
 
 from pretrax.errors import Report
-from pretrax.jax_compat import cache_programs_in_every_cpu_process
+from pretrax.jax_compat import cache_only_what_can_be_loaded
 from pretrax.run.processes import is_first_process
 from pretrax.system.cache import own_directory
 from pretrax.system.trusted import why_untrusted
@@ -46,7 +46,7 @@ def keep_programs(report: Report) -> None:
         own = _place()  # switched on before, in this process
     if own is not None and is_first_process():
         remove_oldest(own, LARGEST)
-    cache_programs_in_every_cpu_process()
+    cache_only_what_can_be_loaded()
     before = warnings.showwarning
     warnings.showwarning = _Failures(before.before if isinstance(before, _Failures) else before, own, report)
 
