@@ -51,6 +51,9 @@ def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     gc.set_threshold(10_000, 20, 100)  # tracing makes many objects and little garbage: a tenth of the time
+    from pretrax.jax_compat import cache_only_what_can_be_loaded
+
+    cache_only_what_can_be_loaded()  # before the tests that run programs of eight devices without a run
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import PartitionSpec as P
 
 from preloaded import programs
+from pretrax.run.devices import available_devices
 from pretrax.run.program_cache import compile_or_load, keep_programs, remove_oldest
 from runs import BIGRAM
 
@@ -150,6 +151,7 @@ def test_programs_of_several_cpu_devices_are_compiled_and_not_loaded(tmp_path):
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
     compilation_cache.reset_cache()  # JAX opens its directory once
     keep_programs(pytest.fail)
+    available_devices()
     loaded = {}
     for count in (1, 2):
         mesh = jax.make_mesh((count,), ('d',), devices=jax.devices()[:count])
@@ -225,6 +227,7 @@ def test_what_was_used_longest_ago_goes_first(tmp_path):
 
 SCOPES = """
 import jax, jax.numpy as jnp
+from pretrax.run.devices import available_devices
 from pretrax.run.program_cache import compile_or_load
 
 def lowered(scope):

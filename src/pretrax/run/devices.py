@@ -18,6 +18,7 @@ from pretrax.config.batch import check_batch, common_sequences
 from pretrax.config.schema import Batch
 from pretrax.cost.devices import lookup
 from pretrax.errors import UserError, first_line
+from pretrax.jax_compat import cache_only_what_can_be_loaded
 from pretrax.model.axes import AXES
 from pretrax.run.placement import n_slices, place
 from pretrax.run.variables import check_variables
@@ -78,6 +79,7 @@ def available_devices() -> list[Any]:
             JAX.
     """
     check_variables()
+    cache_only_what_can_be_loaded()
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:  # AssertionError: no platform of JAX_PLATFORMS is available

@@ -17,7 +17,6 @@ from typing import Any, TextIO
 import jax
 
 from pretrax.errors import Report
-from pretrax.jax_compat import cache_only_what_can_be_loaded
 from pretrax.run.processes import is_first_process
 from pretrax.system.cache import own_directory
 from pretrax.system.trusted import why_untrusted
@@ -46,7 +45,6 @@ def keep_programs(report: Report) -> None:
         own = _place()  # switched on before, in this process
     if own is not None and is_first_process():
         remove_oldest(own, LARGEST)
-    cache_only_what_can_be_loaded()
     before = warnings.showwarning
     warnings.showwarning = _Failures(before.before if isinstance(before, _Failures) else before, own, report)
 
