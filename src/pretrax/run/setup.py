@@ -174,8 +174,11 @@ class Run:
             shape = (self.rows, self.size.sequence_length, *last)
             return jax.make_array_from_callback(shape, sharding, shard)
 
-        shardings = make_shardings(Batch, self.mesh)
-        return Batch(**{field: put(field, getattr(shardings, field)) for field in fields})
+        return Batch(**{field: put(field, getattr(self._shardings, field)) for field in fields})
+
+    @functools.cached_property
+    def _shardings(self) -> Batch:
+        return make_shardings(Batch, self.mesh)
 
     def _check_tokens(self, rows: HostBatch) -> None:
         """Raises UserError if rows have a token that the model lacks: a device would read another one in its place."""

@@ -1,8 +1,9 @@
+import math
 import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pretrax.data.batches.order import Order, permute, unpermute
@@ -128,3 +129,52 @@ def test_the_order_of_rows_is_the_same_in_every_version():
     assert Order(10, 3, 0, 2)(np.arange(20)).tolist() == [
         7, 8, 9, 6, 3, 4, 1, 5, 2, 0, 3, 8, 5, 4, 6, 7, 0, 9, 1, 2
     ]  # fmt: skip
+
+
+def scrambled(x: int) -> int:
+    """SplitMix64 of one number, as in `java.util.SplittableRandom`."""
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
+
+
+def permuted(x: int, n: int, seed: int, *keys: int) -> int:
+    """The Feistel network of eight rounds over Z_a x Z_b, walked until the value is below n, for one position."""
+    a = math.isqrt(n - 1) + 1
+    b = -(-n // a)
+    key = scrambled(seed % 2**64)
+    for more in keys:
+        key = scrambled(key ^ more)
+    while True:
+        left, right = divmod(x, b)
+        for step in range(1, 9):
+            round_key = (key + step * 0x9E3779B97F4A7C15) % 2**64
+            if step % 2:
+                left = (left + scrambled(right ^ round_key) % a) % a
+            else:
+                right = (right + scrambled(left ^ round_key) % b) % b
+        x = left * b + right
+        if x < n:
+            return x
+
+
+def row_at(number: int, n: int, block: int, window: int, seed: int) -> int:
+    """The row at one position: the blocks in their order, and in each window of blocks its rows in theirs."""
+    epoch, index = divmod(number, n)
+    n_blocks = -(-n // block)
+    blocks = [permuted(position, n_blocks, seed, epoch) for position in range(n_blocks)]
+    windows = [blocks[start : start + window] for start in range(0, n_blocks, window)]
+    for place, here in enumerate(windows):
+        rows = [row for at in here for row in range(at * block, min(at * block + block, n))]
+        if index < len(rows):
+            return rows[permuted(index, len(rows), seed, epoch, place)]
+        index -= len(rows)
+    raise AssertionError(number)
+
+
+@given(number=st.integers(0, 10**14), size=st.integers(1, 6), **(ORDERS | {'n': st.integers(1, 300)}))
+@example(number=1022, size=4, n=300, block=7, window=3, seed=5)  # from one page of positions to the next
+def test_a_batch_has_the_rows_of_the_definition(n, block, window, seed, number, size):
+    rows = Order(n, block, seed, window)(np.arange(number, number + size))
+    assert rows.tolist() == [row_at(number + i, n, block, window, seed) for i in range(size)]

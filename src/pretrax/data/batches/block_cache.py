@@ -46,7 +46,9 @@ class BlockCache:
 
     def read(self, ranges: Sequence[tuple[int, int]], whole_blocks: bool = True) -> list[Tokens]:
         """The tokens of each range [start, stop). Without `whole_blocks`, missing ranges are read but not cached."""
-        wanted = {number for start, stop in ranges for number in self._blocks(start, stop)}
+        # The last token of a range may be the one after its block.
+        blocks = [(start // self._block, max(start, stop - 2) // self._block) for start, stop in ranges]
+        wanted = {number for first, last in blocks for number in range(first, last + 1)}
         futures: dict[int, Future[Tokens]] = {}
         with self._lock:
             missing = sorted(wanted - self._kept.keys())
@@ -62,7 +64,7 @@ class BlockCache:
             return self._fetch(ranges)
         self._read_blocks({number: futures[number] for number in missing})
         here = {number: future.result() for number, future in futures.items()}
-        return [self._cut(here, start, stop) for start, stop in ranges]
+        return [self._cut(here, *within, *place) for within, place in zip(blocks, ranges, strict=True)]
 
     def _read_blocks(self, missing: dict[int, Future[Tokens]]) -> None:
         """Reads blocks; other threads wait for their futures. Blocks that cannot be read are not kept."""
@@ -83,22 +85,18 @@ class BlockCache:
                 future.set_exception(error)
             raise
 
-    def _blocks(self, start: int, stop: int) -> range:
-        # The last token of a range may be the one after its block.
-        return range(start // self._block, max(start, stop - 2) // self._block + 1)
-
     def _range(self, number: int) -> tuple[int, int]:
         return number * self._block, min((number + 1) * self._block + 1, self.store.n_tokens)
 
-    def _cut(self, here: dict[int, Tokens], start: int, stop: int) -> Tokens:
-        numbers = self._blocks(start, stop)
+    def _cut(self, here: dict[int, Tokens], first: int, last: int, start: int, stop: int) -> Tokens:
         parts = []
-        for number in numbers:
-            first = number * self._block
-            end = stop if number == numbers[-1] else first + self._block
-            parts.append([a if a is None else a[max(start - first, 0) : end - first] for a in here[number]])
-        if len(parts) == 1:
-            return tuple(parts[0])
+        for number in range(first, last + 1):
+            begin = number * self._block
+            encoded, mask = here[number]
+            part = slice(max(start - begin, 0), stop - begin if number == last else self._block)
+            parts.append((encoded[part], mask if mask is None else mask[part]))
+        if first == last:
+            return parts[0]
         encoded, mask = zip(*parts, strict=True)
         return np.concatenate(encoded), None if mask[0] is None else np.concatenate(mask)
 

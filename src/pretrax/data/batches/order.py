@@ -8,6 +8,7 @@ for any round function. Applying it until the value falls below n makes it a per
 Rogaway 2002, "Ciphers with Arbitrary Finite Domains", methods 2 (cycle walking) and 3 (generalized Feistel).
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ import numpy as np
 WINDOW = 64
 _ROUNDS = 8
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+_PAGE = 1024  # positions that are computed together, since a call takes as long for one; it does not change the order
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,15 @@ class Order:
 
     def __call__(self, number: np.ndarray) -> np.ndarray:
         """The rows, int64 [...], at the positions `number`, int64 [...], counted through all epochs."""
+        if not number.size:
+            return np.zeros(number.shape, np.int64)
+        first, last = int(number.min()) // _PAGE, int(number.max()) // _PAGE
+        if last > first + 1:
+            return self._rows(number)
+        pages = [_page(self, page) for page in range(first, last + 1)]
+        return np.concatenate(pages)[number - first * _PAGE]
+
+    def _rows(self, number: np.ndarray) -> np.ndarray:
         epoch, index = np.divmod(number, self.n)
         n_blocks = -(-self.n // self.block)
         missing = n_blocks * self.block - self.n  # rows missing from the last block
@@ -55,6 +67,12 @@ class Order:
         padded = first + shuffled + missing_here * (first + shuffled >= end_of_last)
         position, row = np.divmod(padded, self.block)
         return permute(position, n_blocks, self.seed, epoch) * self.block + row
+
+
+@functools.lru_cache(256)
+def _page(order: Order, page: int) -> np.ndarray:
+    """The rows at all positions of a page."""
+    return order._rows(np.arange(page * _PAGE, (page + 1) * _PAGE))
 
 
 def permute(index: np.ndarray, n: int | np.ndarray, seed: int, *keys: np.ndarray) -> np.ndarray:

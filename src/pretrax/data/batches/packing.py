@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pretrax.data.batches.block_cache import BlockCache, Tokens
-from pretrax.data.batches.source import HostBatch
+from pretrax.data.batches.source import HostBatch, segment_arrays
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath
@@ -125,7 +125,7 @@ class PackedDocuments:
         self._length = sequence_length
         self._index = self._find_index(directory, say)
         self.cache = BlockCache(tokens, PLANNED_TOKENS // 2)
-        self._plan = functools.lru_cache(_PLANS_KEPT)(self._make_plan)
+        self._ranges = functools.lru_cache(_PLANS_KEPT)(self._ranges_of_group)
         self.n = int(self._index.row[-1])
         self.block = max(1, 2 * PLANNED_TOKENS // sequence_length)
         self.documents_per_row = int(self._index.documents_per_row)
@@ -142,18 +142,17 @@ class PackedDocuments:
     def read(self, rows: np.ndarray, whole_blocks: bool) -> HostBatch:
         """Reads the rows with the numbers `rows`, int64 [R]."""
         group = np.searchsorted(self._index.row, rows, side='right') - 1
-        chunks = []
-        for row, its_group in zip((rows - self._index.row[group]).tolist(), group.tolist(), strict=True):
-            plan = self._plan(its_group)
-            here = slice(plan.first[row], plan.first[row + 1])
-            chunks.append(list(zip(plan.start[here].tolist(), plan.targets[here].tolist(), strict=True)))
-        ranges = [(start, start + targets + 1) for row in chunks for start, targets in row]
-        tokens = iter(self.cache.read(ranges, whole_blocks))
-        return join_chunks([[next(tokens) for _ in row] for row in chunks], self._length)
+        places = zip((rows - self._index.row[group]).tolist(), group.tolist(), strict=True)
+        chunks = [self._ranges(its_group)[row] for row, its_group in places]
+        tokens = iter(self.cache.read(list(itertools.chain.from_iterable(chunks)), whole_blocks))
+        return join_chunks([list(itertools.islice(tokens, len(row))) for row in chunks], self._length)
 
-    def _make_plan(self, group: int) -> Plan:
+    def _ranges_of_group(self, group: int) -> list[list[tuple[int, int]]]:
+        """The ranges [start, stop) of the token stream that each row of a group has."""
         document = self._index.document
-        return plan_rows(self._starts(document[group], document[group + 1]), self._length, self.packing)
+        plan = plan_rows(self._starts(document[group], document[group + 1]), self._length, self.packing)
+        ranges = list(zip(plan.start.tolist(), (plan.start + plan.targets + 1).tolist(), strict=True))
+        return [ranges[first:stop] for first, stop in itertools.pairwise(plan.first.tolist())]
 
     def _starts(self, document: int, stop: int) -> np.ndarray:
         """Where the documents [document, stop) start, and where the last one ends."""
@@ -231,17 +230,22 @@ def join_chunks(rows: list[list[Tokens]], length: int) -> HostBatch:
     A chunk of t + 1 tokens gives t inputs and t targets in one segment. The rest of a row is a segment of padding,
     whose targets do not count.
     """
-    tokens, targets, segments, positions = (np.zeros((len(rows), length), np.int32) for _ in range(4))
-    counted = np.zeros((len(rows), length), np.float32)
-    count_up = np.arange(length, dtype=np.int32)
+    shape = len(rows), length
+    tokens, targets = (np.zeros(len(rows) * length, np.uint32) for _ in range(2))
+    counted = np.ones(len(rows) * length, np.float32)
+    segments = []  # (first column, number in the row, tokens); the last one of a row is padding
     for row, chunks in enumerate(rows):
-        column = 0
+        begin = start = row * length
         for number, (encoded, mask) in enumerate(chunks, start=1):
-            ids = encoded >> 1
-            here = slice(column, column + len(ids) - 1)
-            tokens[row, here], targets[row, here] = ids[:-1], ids[1:]
-            segments[row, here], positions[row, here] = number, count_up[: len(ids) - 1]
-            counted[row, here] = 1 if mask is None else mask[1:]
-            column = here.stop
-        segments[row, column:], positions[row, column:] = len(chunks) + 1, count_up[: length - column]
-    return HostBatch(tokens, targets, segments, positions, counted)
+            n = len(encoded) - 1
+            stop = start + n
+            tokens[start:stop], targets[start:stop] = encoded[:-1], encoded[1:]
+            if mask is not None:
+                counted[start:stop] = mask[1:]
+            segments.append((start - begin, number, n))
+            start = stop
+        segments.append((start - begin, len(chunks) + 1, begin + length - start))
+        counted[start : begin + length] = 0
+    numbers, positions = segment_arrays(*shape, *np.array(segments).T)
+    ids, next_ids = ((encoded >> 1).view(np.int32).reshape(shape) for encoded in (tokens, targets))
+    return HostBatch(ids, next_ids, numbers, positions, counted.reshape(shape))

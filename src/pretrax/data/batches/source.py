@@ -164,13 +164,28 @@ def pack_rows(tokens: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = 
     R, L = tokens.shape[0], tokens.shape[1] - 1
     begins = starts[:, :-1].astype(bool)
     begins[:, 0] = True
-    column = np.broadcast_to(np.arange(L, dtype=np.int32), (R, L))
+    first = np.flatnonzero(begins)
+    row, column = np.divmod(first, L)
+    number = np.arange(1, len(first) + 1) - np.searchsorted(first, L * row)
+    segments, positions = segment_arrays(R, L, column, number, np.diff(first, append=R * L))
     counted = ~starts[:, 1:].astype(bool)
-    newest_start = np.maximum.accumulate(np.where(begins, column, 0), axis=1)
     return HostBatch(
         tokens=tokens[:, :-1].astype(np.int32),
         targets=tokens[:, 1:].astype(np.int32),
-        segments=np.cumsum(begins, axis=1, dtype=np.int32),
-        positions=column - newest_start,
+        segments=segments,
+        positions=positions,
         mask=(counted if mask is None else counted & mask[:, 1:].astype(bool)).astype(np.float32),
     )
+
+
+def segment_arrays(
+    R: int, L: int, first: np.ndarray, number: np.ndarray, length: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The fields `segments` and `positions` of a batch, int32 [R, L].
+
+    Args:
+        first, number, length: int64 [segments], the first column, the number in its row and the tokens of each segment,
+            in the order of the batch. The lengths add up to R L.
+    """
+    segments, columns = (np.repeat(values.astype(np.int32), length).reshape(R, L) for values in (number, first))
+    return segments, np.arange(L, dtype=np.int32) - columns

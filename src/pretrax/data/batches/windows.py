@@ -38,11 +38,14 @@ class Windows:
         stop = np.minimum(first + self._length + 1, self.tokens.n_tokens)
         read = self.cache.read(list(zip(first.tolist(), stop.tolist(), strict=True)), whole_blocks)
         shape = len(rows), self._length + 1
-        encoded, mask = np.zeros(shape, np.uint32), np.zeros(shape, bool)
+        encoded = np.empty(shape, np.uint32)
+        mask = np.zeros(shape, bool) if self.tokens.has_mask or (stop == self.tokens.n_tokens).any() else None
         for row, (these, counted) in enumerate(read):
             n = len(these)
-            encoded[row, :n], mask[row, :n] = these, True if counted is None else counted
-            encoded[row, n : n + 1] = 1  # padding starts like a document
+            encoded[row, :n] = these
+            encoded[row, n : n + 1], encoded[row, n + 1 :] = 1, 0  # padding starts like a document
+            if mask is not None:
+                mask[row, :n] = True if counted is None else counted
         return pack_rows(encoded >> 1, (encoded & 1).astype(bool), mask)
 
     def _documents_per_row(self) -> int:
