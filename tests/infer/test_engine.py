@@ -101,13 +101,15 @@ def likeliest(name, prompt, answer):
     return np.all(gap <= 1e-4 * np.abs(logits).max(initial=0))
 
 
-def run(engine, requests, cancel=()):
-    """The answers. A request joins every other step; those in `cancel` end after four steps of their own."""
+def run(engine, requests, cancel=(), every=2):
+    """The answers. A request joins at every second step, or all at once if `every` is 0; those in `cancel` end after
+    four steps of their own.
+    """
     waiting, answers, updates, born = list(enumerate(requests)), {}, {}, {}
     numbers = {}
     steps = 0
     while waiting or not engine.idle:
-        if waiting and steps % 2 == 0:
+        while waiting and (not every or steps == every * waiting[0][0]):
             index, request = waiting.pop(0)
             number = engine.add(request)
             numbers[number], born[number], answers[index], updates[index] = index, steps, [], []
@@ -223,6 +225,96 @@ def test_what_states_cannot_do_is_refused():
 @pytest.fixture(scope='module')
 def engine():
     return engine_of('llama')
+
+
+def shapes_of(program, monkeypatch, programs):
+    """The shapes of the tokens in calls of a program: rows, or rows and columns."""
+    shapes, run = [], getattr(programs, program)
+
+    def noted(weights, caches, tokens, *rest):
+        shapes.append(getattr(tokens, 'token', tokens).shape)
+        return run(weights, caches, tokens, *rest)
+
+    monkeypatch.setattr(programs, program, noted)
+    return shapes
+
+
+@pytest.mark.parametrize(
+    ('name', 'mesh_name', 'proposed'),
+    [
+        ('llama', 'one device', 3),
+        pytest.param('states', 'one device', 0, marks=pytest.mark.slow),
+        pytest.param('windowed', 'eight devices', 0, marks=pytest.mark.nightly),
+        pytest.param('states', 'eight devices', 0, marks=pytest.mark.nightly),
+    ],
+)
+def test_answers_are_those_of_the_forward_pass_in_few_and_many_rows(name, mesh_name, proposed, monkeypatch):
+    """All requests come at once. Short prompts are read together, and rows become fewer as answers end."""
+    engine = engine_of(name, mesh_name, proposed=proposed, slots=8 if mesh_name == 'one device' else 32, chunk=64)
+    written = shapes_of('_write', monkeypatch, engine._programs)
+    read = shapes_of('_read', monkeypatch, engine._programs)
+    prompts = prompts_for(engine.vocab_size)
+    requests = [
+        Request(prompt=tuple(prompt), max_tokens=5 + 3 * i, sampling=GREEDY) for i, prompt in enumerate(prompts)
+    ]
+    requests += [Request(prompt=(1, 2), max_tokens=9, choice=i, sampling=Sampling(seed=3)) for i in range(4)]
+    answers, updates = run(engine, requests, cancel=(4, 6), every=0)
+    assert engine.status().compilations == 0
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=False)):
+        assert updates[i][-1].finish == ('cancelled' if i in (4, 6) else 'length')
+        assert likeliest(name, prompt, ids(answer)), f'request {i}'
+    assert answers[len(prompts) :] == [run(engine, [request])[0][0] for request in requests[len(prompts) :]]
+    shards = engine._programs.shards
+    assert {rows // shards for (rows,) in written} == set(engine._programs.written_rows)
+    assert max(rows // shards for rows, columns in read if columns == 16) > 1
+
+
+def test_a_block_has_as_many_rows_as_slots_are_in_use(monkeypatch):
+    """1, 4, 8 or all."""
+    engine = engine_of('llama', slots=10)
+    written = shapes_of('_write', monkeypatch, engine._programs)
+    for count, rows in (1, 1), (3, 4), (5, 8), (9, 10):
+        written.clear()
+        run(engine, [Request(prompt=(1,), max_tokens=3, choice=i) for i in range(count)], every=0)
+        assert set(written) == {(rows,)}
+
+
+def test_short_prompts_are_read_together(monkeypatch):
+    """Rows of padding are fewer than rows with a prompt. Longer prompts are read later, in chunks of their size."""
+    engine = engine_of('llama', slots=12, chunk=64)
+    read = shapes_of('_read', monkeypatch, engine._programs)
+    for count, shapes in (1, [(1, 16)]), (2, [(1, 16)] * 2), (3, [(4, 16)]), (6, [(4, 16), (1, 16), (1, 16)]):
+        read.clear()
+        run(engine, [Request(prompt=(count, i, 7), max_tokens=1) for i in range(count)], every=0)
+        assert read == shapes
+    read.clear()
+    lengths = 5, 40, 6, 7
+    run(engine, [Request(prompt=(9, *range(n)), max_tokens=1) for n in lengths], every=0)
+    assert read == [(4, 16), (1, 64)]
+
+
+def test_an_engine_without_a_warm_up_compiles_no_program_for_fewer_rows():
+    model, weights, mesh = decoder('llama', 'one device')
+    engine = Engine(Programs(model, mesh, OPTIONS), weights, warm_up=False)
+    for i in range(4):
+        engine.add(Request(prompt=(1, 2, i), max_tokens=5 + 5 * i, sampling=GREEDY))
+    engine.step()
+    compiled = engine.status().compilations
+    while not engine.idle:
+        engine.step()
+    assert engine.status().compilations == compiled > 0
+
+
+def test_the_first_token_of_an_answer_does_not_wait_for_a_block_of_slow_steps(engine):
+    engine.add(Request(prompt=(1, 2, 3), max_tokens=20))
+    engine._step_seconds = 0.05
+    blocks = []
+    for _ in range(2):
+        ((update,), engine._step_seconds) = engine.step(), 0.05
+        blocks.append(len(update.tokens))
+    assert blocks == [1, 2]
+    while not engine.idle:
+        engine.step()
 
 
 def test_an_answer_is_the_same_alone_and_in_any_company(engine):

@@ -8,6 +8,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import math
 import time
 from typing import Any
 
@@ -20,6 +21,7 @@ from pretrax.infer.programs import Programs
 from pretrax.infer.request import POOLINGS, EngineStatus, Finish, Request, Token, Update, check_request
 from pretrax.infer.sampling import slot_row
 
+_FIRST_SECONDS = 0.02  # for which a block goes on after the first token of an answer
 _COMPILED = '/jax/core/compile/backend_compile_duration'
 
 
@@ -71,14 +73,14 @@ class _Sequence:
         """The position of the last token of the longest answer."""
         return len(self.request.prompt) + self.request.max_tokens - 1
 
-    def keep(self, scored: Scored, shard: int, real: np.ndarray) -> None:
+    def keep(self, scored: Scored, row: int, real: np.ndarray) -> None:
         """Keeps the scores and the hidden states of a chunk of the prompt."""
         if self.request.embedding:
             assert scored.states is not None
-            self.states.append(np.asarray(scored.states)[shard, real])
+            self.states.append(np.asarray(scored.states)[row, real])
         if self.request.prompt_logprobs is not None:
             for i in np.nonzero(real)[0]:
-                at = shard, int(i)
+                at = row, int(i)
                 following = len(self.prompt) + 1
                 if following < len(self.request.prompt):
                     token = self.request.prompt[following]
@@ -119,7 +121,7 @@ class Engine:
         self._slots: list[_Sequence | None] = [None] * programs.slots
         self._waiting: collections.deque[_Sequence] = collections.deque()
         self._cancelled: set[int] = set()
-        self._steps = programs.options.block
+        self._step_seconds = math.inf  # of a step of the newest block
         self._numbers, self._counts = itertools.count(), collections.Counter[str]()
         self._rows, self._empty_row = (empty_slots(n, self.max_length) for n in (programs.slots, 1))
         self._draft = programs.prepare_draft(draft)
@@ -190,12 +192,8 @@ class Engine:
 
     def _memory_of(self, sequence: _Sequence) -> tuple[Memory, int]:
         """The memory of the sequence's slot, and the number of the slot there."""
-        shard, row = self._place(sequence)
+        shard, row = divmod(sequence.slot, len(self._slots) // len(self._memories))
         return self._memories[shard], row
-
-    def _place(self, sequence: _Sequence) -> tuple[int, int]:
-        """The shard of the sequence's slot, and the number of the slot in it."""
-        return divmod(sequence.slot, len(self._slots) // len(self._memories))
 
     def _drop_cancelled(self) -> list[Update]:
         dropped = [one for one in (*self._slots, *self._waiting) if one and one.number in self._cancelled]
@@ -264,43 +262,56 @@ class Engine:
     def _read_prompts(self) -> list[Update]:
         """Reads parts of prompts, oldest first: a limited number of tokens, so that other slots soon write again."""
         updates, budget = [], self._programs.chunks[-1]
-        while budget > 0 and (chosen := self._next_to_read()):
-            longest = max(sequence.unread for sequence in chosen.values())
-            size = next((size for size in self._programs.chunks if size >= longest), self._programs.chunks[-1])
-            if any(sequence.is_scored for sequence in chosen.values()):
-                size = self._programs.score_size
-            updates += self._read_chunk(chosen, size)
-            budget -= size
+        while budget > 0 and any(sequence.unread > 0 for sequence in filter(None, self._slots)):
+            size, rows, chosen = self._next_to_read()
+            updates += self._read_chunk(chosen, size, rows)
+            budget -= size * rows
         return updates
 
-    def _next_to_read(self) -> dict[int, _Sequence]:
-        """For each shard of the slots the oldest sequence with something to read."""
-        chosen: dict[int, _Sequence] = {}
+    def _next_to_read(self) -> tuple[int, int, list[_Sequence]]:
+        """The size of the next chunk, its rows on each device, and the sequences that are read, oldest first.
+
+        The oldest sequence of each shard is read, with others of the shard whose rest fits the same size.
+        """
+        shards: dict[int, list[_Sequence]] = {}
         for sequence in sorted(filter(None, self._slots), key=lambda sequence: sequence.number):
             if sequence.unread > 0:
-                chosen.setdefault(self._place(sequence)[0], sequence)
-        return chosen
+                shards.setdefault(id(self._memory_of(sequence)[0]), []).append(sequence)
+        oldest = [sequences[0] for sequences in shards.values()]
+        if any(sequence.is_scored for sequence in oldest):
+            return self._programs.score_size, 1, oldest
+        longest = max(sequence.unread for sequence in oldest)
+        size = next((size for size in self._programs.chunks if size >= longest), self._programs.chunks[-1])
+        together = [
+            [first, *(one for one in others if one.unread <= size and not one.is_scored)]
+            for first, *others in shards.values()
+        ]
+        rows = self._programs.rows_to_read(size, max(map(len, together)))
+        return size, rows, [sequence for sequences in together for sequence in sequences[:rows]]
 
-    def _read_chunk(self, chosen: dict[int, _Sequence], size: int) -> list[Update]:
-        chunk = self._programs.empty_chunk(size)
-        for shard, sequence in chosen.items():
-            start, count = sequence.read, min(size, sequence.unread)
-            self._make_room(sequence, start + count)
+    def _read_chunk(self, chosen: list[_Sequence], size: int, rows: int) -> list[Update]:
+        for sequence in chosen:
+            if sequence.slot >= 0:  # it has not made room for an older one
+                self._make_room(sequence, sequence.read + min(size, sequence.unread))
+        chosen = [sequence for sequence in chosen if sequence.slot >= 0]
+        chunk = self._programs.empty_chunk(size, rows, [sequence.slot for sequence in chosen])
+        row_of = {slot: row for row, slot in enumerate(chunk.slots.tolist())}
+        for sequence in chosen:
+            row, start, count = row_of[sequence.slot], sequence.read, min(size, sequence.unread)
             following = sequence.tokens[start + 1 : start + 1 + count]
-            chunk.tokens[shard, :count] = sequence.tokens[start : start + count]
-            chunk.targets[shard, : len(following)] = following
-            chunk.positions[shard, :count] = range(start, start + count)
-            memory, row = self._memory_of(sequence)
-            chunk.full[shard], chunk.ring[shard], chunk.slot[shard] = memory.full[row], memory.ring[row], row
-        if any(sequence.is_scored for sequence in chosen.values()):
-            self._caches, scored = self._programs.score(self._weights, self._caches, chunk)
-            for shard, sequence in chosen.items():
-                sequence.keep(scored, shard, chunk.positions[shard] >= 0)
+            chunk.tokens[row, :count] = sequence.tokens[start : start + count]
+            chunk.targets[row, : len(following)] = following
+            chunk.positions[row, :count] = range(start, start + count)
+        if any(sequence.is_scored for sequence in chosen):
+            self._caches, scored = self._programs.score(self._weights, self._caches, chunk, self._memories)
+            for sequence in chosen:
+                row = row_of[sequence.slot]
+                sequence.keep(scored, row, chunk.positions[row] >= 0)
         else:
-            self._caches = self._programs.read(self._weights, self._caches, chunk)
+            self._caches = self._programs.read(self._weights, self._caches, chunk, self._memories)
         updates = []
-        for shard, sequence in chosen.items():
-            self._advance(sequence, sequence.read + int(np.sum(chunk.positions[shard] >= 0)))
+        for sequence in chosen:
+            self._advance(sequence, sequence.read + int(np.sum(chunk.positions[row_of[sequence.slot]] >= 0)))
             if sequence.unread <= 0 and sequence.request.max_tokens == 0:
                 updates.append(self._update(sequence, [], 'length'))
                 self._free(sequence)
@@ -326,18 +337,25 @@ class Engine:
         writing = [sequence for sequence in ready if sequence.slot >= 0]
         if not writing:
             return []
+        steps = self._choose_steps(any(len(one.tokens) == len(one.request.prompt) for one in writing))
         start = time.perf_counter()
-        self._caches, written = self._programs.write(self._weights, self._caches, rows, self._memories, self._steps)
-        self._choose_steps((time.perf_counter() - start) / np.sum(np.any(written.tokens >= 0, axis=(1, 2))))
+        self._caches, written = self._programs.write(self._weights, self._caches, rows, self._memories, steps)
+        self._step_seconds = (time.perf_counter() - start) / np.sum(np.any(written.tokens >= 0, axis=(1, 2)))
         self._counts['proposed'] += int(written.proposed)
         self._counts['accepted'] += int(written.accepted)
         return [self._continue(sequence, written) for sequence in writing]
 
-    def _choose_steps(self, seconds: float) -> None:
-        """Sets the steps of the next block from the time of one, alike in all processes, whatever time each takes."""
+    def _choose_steps(self, is_first: bool) -> int:
+        """The steps of the next block, alike in all processes, whatever time each takes.
+
+        Args:
+            is_first: whether a sequence waits for its first token. It does not wait for steps that take long.
+        """
         options = self._programs.options
-        if jax.process_count() == 1:
-            self._steps = max(1, min(options.block, int(options.block_seconds / seconds)))
+        if jax.process_count() > 1:
+            return options.block
+        seconds = _FIRST_SECONDS if is_first else options.block_seconds
+        return max(1, min(options.block, int(seconds / self._step_seconds)))
 
     def _continue(self, sequence: _Sequence, written: Written) -> Update:
         """Adds what a block wrote in a slot to its sequence."""

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -45,14 +46,12 @@ class EngineOptions:
 
 @dataclasses.dataclass
 class Chunk:
-    """Parts of prompts, one for each shard of the slots. numpy."""
+    """Parts of prompts, one in each row: as many rows for each shard of the slots. numpy."""
 
-    tokens: np.ndarray  # i32[shards, size]
+    tokens: np.ndarray  # i32[rows, size]
     targets: np.ndarray  # their successors
     positions: np.ndarray  # -1: padding
-    full: np.ndarray
-    ring: np.ndarray
-    slot: np.ndarray  # i32[shards], numbered in its shard
+    slots: np.ndarray  # i32[rows], ascending: the slot of each row
 
 
 def serving_mesh(mesh: Mesh, width: int) -> Mesh:
@@ -75,6 +74,8 @@ class Programs:
     Attributes:
         mesh: r, d and e shard the slots; t shards heads, feed-forward and vocabulary.
         chunks: sizes of the parts in which prompts are read, ascending.
+        written_rows: the numbers of slots on a device that are written together, ascending.
+        read_rows: size of chunk -> the numbers of prompts on a device that are read together, ascending.
         longest_block: the most tokens that a block writes in a slot.
     """
 
@@ -94,10 +95,13 @@ class Programs:
         sizes = [size for n in range(10) if (size := _SMALLEST_CHUNK * 4**n) < longest]
         self.chunks = [math.ceil(size / t) * t for size in (*sizes, longest)]
         self.longest_block = options.block * (1 + options.proposed)
+        self._on_shard = self.slots // self.shards
+        self.written_rows = _row_counts(self._on_shard, multiple // self.shards)
+        most = {size: min(max(1, self.chunks[-1] // size), self._on_shard) for size in self.chunks}
+        self.read_rows = {size: _row_counts(most[size]) for size in self.chunks}
+        self._compiled: set[tuple[int, int]] = set()  # rows and tokens in each; 0 tokens: of the program that writes
         self.reader = self._reader(model, whole=draft is not None)
         self._drafter = None if draft is None else self._reader(draft, rings=False)
-        memory = self.reader.new_memory()
-        self._table_widths = memory.full.shape[1], memory.ring.shape[1]
         self._compile()
 
     def _reader(self, model: Model, **places: bool) -> Reader:
@@ -176,54 +180,100 @@ class Programs:
 
     def warm_up(self, weights: tuple[Any, Any], caches: Any) -> Any:
         """Runs every program once with nothing to do, so that it is compiled."""
-        for size in self.chunks:
-            caches = self.read(weights, caches, self.empty_chunk(size))
-        caches, _ = self.score(weights, caches, self.empty_chunk(self.score_size))
-        return self.write(weights, caches, empty_slots(self.slots, self.options.max_length), self.new_memories(), 0)[0]
+        memories = self.new_memories()
+        for size, counts in self.read_rows.items():
+            for rows in counts:
+                caches = self.read(weights, caches, self.empty_chunk(size, rows), memories)
+        caches, _ = self.score(weights, caches, self.empty_chunk(self.score_size, 1), memories)
+        nothing = empty_slots(self.slots, self.options.max_length)
+        for rows in self.written_rows:
+            caches, _ = self._write_rows(weights, caches, nothing, memories, 0, self._rows_with([], rows))
+        return caches
 
     @property
     def score_size(self) -> int:
         """Tokens of a text that are scored at once."""
         return self.chunks[min(1, len(self.chunks) - 1)]
 
-    def empty_chunk(self, size: int) -> Chunk:
-        """A chunk of padding."""
-        tokens, positions = np.zeros((self.shards, size), np.int32), np.full((self.shards, size), -1, np.int32)
-        full, ring = (np.zeros((self.shards, width), np.int32) for width in self._table_widths)
-        return Chunk(tokens, tokens.copy(), positions, full, ring, np.zeros(self.shards, np.int32))
+    def rows_to_read(self, size: int, prompts: int) -> int:
+        """How many of `prompts` on a device are read together in chunks of a size: more than half of the rows."""
+        fitting = [rows for rows in self.read_rows[size] if rows < 2 * prompts]
+        return max((rows for rows in fitting if (rows, size) in self._compiled), default=fitting[-1])
 
-    def read(self, weights: tuple[Any, Any], caches: Any, chunk: Chunk) -> Any:
+    def empty_chunk(self, size: int, rows: int, slots: Sequence[int] = ()) -> Chunk:
+        """A chunk of padding, with rows of the given slots and of others, `rows` on each device with slots."""
+        of_rows = self._rows_with(slots, rows)
+        tokens = np.zeros((len(of_rows), size), np.int32)
+        return Chunk(tokens, tokens.copy(), np.full_like(tokens, -1), of_rows)
+
+    def read(self, weights: tuple[Any, Any], caches: Any, chunk: Chunk, memories: list[Memory]) -> Any:
         """The caches after reading parts of prompts."""
+        rows, size = chunk.tokens.shape
+        self._compiled.add((rows // self.shards, size))
         with jax.set_mesh(self.mesh):
-            places = self._place(chunk.tokens), self._place(chunk.positions), self._tables(chunk)
+            places = self._place(chunk.tokens), self._place(chunk.positions), self._tables(memories, chunk.slots)
             return self._read(weights, caches, *places)
 
-    def score(self, weights: tuple[Any, Any], caches: Any, chunk: Chunk) -> tuple[Any, Scored]:
+    def score(self, weights: tuple[Any, Any], caches: Any, chunk: Chunk, memories: list[Memory]) -> tuple[Any, Scored]:
         """Reads as `read` does, and also returns the logits of the tokens."""
         with jax.set_mesh(self.mesh):
             rows = [self._place(x) for x in (chunk.tokens, chunk.targets, chunk.positions)]
-            caches, scored = self._score(weights, caches, *rows, self._tables(chunk))
+            caches, scored = self._score(weights, caches, *rows, self._tables(memories, chunk.slots))
         return caches, jax.tree.map(np.asarray, scored)
 
     def write(
         self, weights: tuple[Any, Any], caches: Any, slots: Slots, memories: list[Memory], most: int
     ) -> tuple[Any, Written]:
-        """Writes a block of tokens in every slot with a position, in at most `most` steps."""
-        full, ring = (np.concatenate([getattr(memory, name) for memory in memories]) for name in ('full', 'ring'))
-        slot = np.tile(np.arange(self.slots // self.shards, dtype=np.int32), self.shards)
-        tables = Tables(full, ring, slot)
-        with jax.set_mesh(self.mesh):
-            placed = jax.tree.map(self._place, slots)
-            caches, written = self._write(weights, caches, placed, self._tables(tables), np.int32(most))
-        return caches, jax.tree.map(np.asarray, written)
+        """Writes a block of tokens in every slot with a position, in at most `most` steps.
 
-    def _tables(self, rows: Tables | Chunk) -> Tables:
-        return Tables(*(self._place(np.asarray(x)) for x in (rows.full, rows.ring, rows.slot)))
+        The program has few rows if few slots are in use. If programs were not compiled at the start, one that has been
+        compiled is preferred.
+        """
+        used = slots.limit >= 0
+        needed = used.reshape(self.shards, -1).sum(axis=1).max()
+        fitting = [rows for rows in self.written_rows if rows >= needed]
+        rows = next((rows for rows in fitting if (rows, 0) in self._compiled), fitting[0])
+        return self._write_rows(weights, caches, slots, memories, most, self._rows_with(np.nonzero(used)[0], rows))
+
+    def _write_rows(
+        self, weights: tuple[Any, Any], caches: Any, slots: Slots, memories: list[Memory], most: int, rows: np.ndarray
+    ) -> tuple[Any, Written]:
+        self._compiled.add((len(rows) // self.shards, 0))
+        with jax.set_mesh(self.mesh):
+            placed = jax.tree.map(lambda x: self._place(x[rows]), slots)
+            caches, written = self._write(weights, caches, placed, self._tables(memories, rows), np.int32(most))
+
+        def at_slots(x: jax.Array) -> np.ndarray:
+            if not x.ndim:
+                return np.asarray(x)
+            every = np.full((x.shape[0], self.slots, *x.shape[2:]), -1, x.dtype)
+            every[:, rows] = x
+            return every
+
+        return caches, jax.tree.map(at_slots, written)
+
+    def _rows_with(self, slots: Sequence[int] | np.ndarray, rows: int) -> np.ndarray:
+        """The slots of `rows` rows on each device, ascending: the given slots, and others until they are enough."""
+        other = np.ones(self.slots, bool)
+        other[np.asarray(slots, int)] = False
+        chosen = np.argsort(other.reshape(self.shards, -1), axis=1, kind='stable')[:, :rows]
+        return np.sort(chosen + np.arange(self.shards)[:, None] * self._on_shard, axis=None)
+
+    def _tables(self, memories: list[Memory], slots: np.ndarray) -> Tables:
+        """The pages and the slot of each row."""
+        full, ring = (np.concatenate([getattr(memory, name) for memory in memories]) for name in ('full', 'ring'))
+        rows = full[slots], ring[slots], (slots % self._on_shard).astype(np.int32)
+        return Tables(*map(self._place, rows))
 
     def _place(self, x: np.ndarray) -> jax.Array:
         """An array of rows, on the devices that have these rows."""
         sharding = make_shardings(i32['R/r/d/e']) if self.shards > 1 else NamedSharding(self.mesh, PartitionSpec())
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
+def _row_counts(most: int, multiple: int = 1) -> list[int]:
+    """1, 4, 8, 16, ... times the multiple, and the most: 2 rows take about as long as 4."""
+    return [*(n for exponent in (0, *range(2, 20)) if (n := multiple << exponent) < most), most]
 
 
 def _check_without_cache(model: Model, options: EngineOptions) -> None:

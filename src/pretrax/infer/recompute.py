@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from pretrax.infer.cache import Tables
 from pretrax.infer.kernels import Kernel
-from pretrax.model.axes import along
+from pretrax.model.axes import ROWS, along
 from pretrax.model.base import AutomaticModel, Model
 from pretrax.shardlib import i32, num, typed_shard_map
 
@@ -27,6 +27,7 @@ class Recomputed:
 
     def __init__(self, model: Model, mesh: Mesh, slots: int, max_length: int):
         self.max_length, self._slots = max_length, slots
+        self._multiple = along(ROWS, mesh.shape)  # of the texts of a forward pass
         multiple = 32 * along('c t', mesh.shape)
         self._length = int(min(multiple * math.ceil(max_length / multiple), model.max_length or math.inf))
         self._logits = model.logits if isinstance(model, AutomaticModel) else logits_per_device(model)
@@ -71,9 +72,12 @@ class Recomputed:
     def logits(
         self, weights: Any, cache: jax.Array, tokens: jax.Array, positions: jax.Array, tables: Tables
     ) -> tuple[jax.Array, None, jax.Array]:
-        """The logits at these tokens, from a forward pass over all the texts."""
+        """The logits at these tokens, from a forward pass over the texts of these rows."""
         cache = self.read(weights, cache, tokens, positions, tables)
-        logits = self._logits(weights, cache)[tables.full, jnp.maximum(positions, 0)]
+        row, texts = tables.full, cache
+        if tables.full.shape[0] % self._multiple == 0:
+            row, texts = jnp.arange(tables.full.shape[0])[:, None], cache[tables.full[:, 0]]
+        logits = self._logits(weights, texts)[row, jnp.maximum(positions, 0)]
         return logits.astype(jnp.float32), None, cache
 
 
