@@ -250,7 +250,8 @@ def shapes_of(program, monkeypatch, programs):
 )
 def test_answers_are_those_of_the_forward_pass_in_few_and_many_rows(name, mesh_name, proposed, monkeypatch):
     """All requests come at once. Short prompts are read together, and rows become fewer as answers end."""
-    engine = engine_of(name, mesh_name, proposed=proposed, slots=8 if mesh_name == 'one device' else 32, chunk=64)
+    slots = 8 if mesh_name == 'one device' else 32
+    engine = engine_of(name, mesh_name, proposed=proposed, slots=slots, chunk=64)
     written = shapes_of('_write', monkeypatch, engine._programs)
     read = shapes_of('_read', monkeypatch, engine._programs)
     prompts = prompts_for(engine.vocab_size)
