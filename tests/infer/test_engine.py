@@ -289,7 +289,7 @@ def test_short_prompts_are_read_together(monkeypatch):
         run(engine, [Request(prompt=(count, i, 7), max_tokens=1) for i in range(count)], every=0)
         assert read == shapes
     read.clear()
-    lengths = 5, 40, 6, 7
+    lengths = 5, 30, 6, 7
     run(engine, [Request(prompt=(9, *range(n)), max_tokens=1) for n in lengths], every=0)
     assert read == [(4, 16), (1, 64)]
 
