@@ -77,7 +77,7 @@ def test_a_checkpoint_copies_the_shards_of_the_state_to_host_memory():
 
 
 def test_on_a_cpu_the_logits_are_in_f32_too_and_the_state_is_copied():
-    moments = UpdateCost(8 * N_PARAMS)
+    moments = UpdateCost(8 * N_PARAMS, copied=8 * N_PARAMS)
     large = gpt(vocab_size=100_000)
     tpu, cpu = (
         memory_of(large, 10_000_000, tokens=4096, unrolled=True, saved={}, platform=platform, update=moments)

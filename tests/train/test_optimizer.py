@@ -228,3 +228,33 @@ def test_normuon_is_as_published():
         scaled = o / (np.sqrt(v) + 1e-8)
         expected = rms * np.sqrt(scaled.size) * scaled / np.linalg.norm(scaled)
         np.testing.assert_allclose(direction['w'].T, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('ok', [True, False])
+def test_adamw_is_that_of_optax_and_a_skipped_step_keeps_its_state(ok):
+    ours, theirs = optimizer.adamw(b1=0.8, b2=0.9, eps=1e-6), optax.scale_by_adam(0.8, 0.9, 1e-6)
+    weights = {'a': jnp.ones((3, 4)), 'frozen': None}
+    gradients = [jax.tree.map(lambda w, k=k: jax.random.normal(jax.random.key(k), w.shape), weights) for k in range(3)]
+    state, other = ours.init(weights), theirs.init(weights)
+    for gradient in gradients[:2]:
+        direction, state = jax.jit(ours.update)(gradient, state)
+        expected, other = jax.jit(theirs.update)(gradient, other)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), (direction, state), (expected, other))
+    after = jax.jit(ours.update)(gradients[2], state, trains=jnp.asarray(ok))[1]
+    expected = theirs.update(gradients[2], other)[1] if ok else other
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), after, expected)
+
+
+def test_a_step_of_adamw_on_a_cpu_copies_no_moments():
+    """With Optax's own transformation XLA copies both moments, which are 8 bytes per parameter."""
+    with jax.set_mesh(mesh_of()):
+        temporaries = []
+        for adam in (optimizer.adamw(), optax.scale_by_adam(b2=0.95)):
+            recipe = Recipe(
+                transformer(MODEL | {'d_ff': 4096}, mesh_of()), adam, lambda step: jnp.float32(1e-2), 0.1, (), 1.0, 1
+            )
+            state = init_state(recipe, 0)
+            compiled = make_step(recipe).lower(state, random_batch(1)).compile()
+            temporaries.append(compiled.memory_analysis().temp_size_in_bytes)
+        n_params = sum(w.size for w in jax.tree.leaves(state.weights))
+    assert temporaries[1] - temporaries[0] > 4 * n_params

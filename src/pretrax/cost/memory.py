@@ -9,8 +9,9 @@ compute dtype. Weights, moments and gradients are f32 and sharded over d, t, p a
     copies         made before the loop over the layers, and held during it. TPUs: the shards of all layers in the
                    compute dtype. GPUs: the shards of w_o and w_down, transposed, in f32. Unrolled layers: every weight
                    in the compute dtype if all activations are kept; each layer's slice of the stack if layers are
-                   recomputed. CPUs: also the unembedding in the compute dtype, and the moments. XLA for CPUs computes
-                   the new moments once more inside the update of the weights, from a copy of the old ones.
+                   recomputed. CPUs: also the unembedding in the compute dtype, and, except with AdamW, the moments:
+                   XLA for CPUs computes the new ones once more inside the update of the weights, from a copy of the
+                   old ones.
     activations    kept by the forward pass for the backward pass, per layer: its input, M / t, and the kept named
                    values: 2 H D + 2 K D for attention, and H sums of its softmax in f32, M for its output, 2 F (without
                    a gate F). If everything is kept (one device), also the results of norms and of the activation: 4 M +
@@ -175,7 +176,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
 
     table = arch.padded_vocab_size * d_model / t
     if platform == 'cpu':
-        copies += step.update.state + (width * table if width < 4 else 0.0)
+        copies += step.update.copied + (width * table if width < 4 else 0.0)
     added_up = 4 * table if step.loss_chunks > 1 else 0.0  # gradient of the unembedding, summed over the chunks
     logits = predictions * arch.padded_vocab_size / t / step.loss_chunks  # those of each token predicted
     in_f32 = 4 * device_tokens * logits if platform == 'cpu' else 0.0

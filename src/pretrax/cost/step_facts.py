@@ -25,6 +25,7 @@ class UpdateCost:
 
     Attributes:
         state: bytes of the optimizer's state, and of a moving average of the weights.
+        copied: bytes of the state that XLA for CPUs copies before it updates the weights.
         traffic: bytes that it reads and writes, without the work on whole matrices.
         flops: FLOPs of the products of whole matrices.
         precision: of these products: 'f32', 'bf16' or 'highest'.
@@ -33,6 +34,7 @@ class UpdateCost:
     """
 
     state: float = 0.0
+    copied: float = 0.0
     traffic: float = 0.0
     flops: float = 0.0
     precision: str = 'f32'

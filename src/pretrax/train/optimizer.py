@@ -14,6 +14,7 @@ from pretrax.model.weights import matrix_dimensions
 from pretrax.train.average import ScheduleFree
 from pretrax.train.groups import settings_of, without_frozen
 from pretrax.train.muon import Matrices, Polynomials, scale_by_muon, scale_by_neurons
+from pretrax.train.skipping import InPlace
 from pretrax.train.soap import scale_by_soap
 from pretrax.train.step import Recipe
 
@@ -27,7 +28,29 @@ Eps = Annotated[Positive, Field(description='added to the root of the second mom
 
 def adamw(*, b1: B1 = 0.9, b2: B2 = 0.95, eps: Eps = 1e-8) -> optax.GradientTransformation:
     """Adam's direction; with decoupled decay it is AdamW. Loshchilov and Hutter 2019, arXiv:1711.05101."""
-    return optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
+    return scale_by_adam_in_place(b1, b2, eps)
+
+
+def scale_by_adam_in_place(b1: float, b2: float, eps: float) -> InPlace:
+    """optax.scale_by_adam, whose new moments replace the old ones before the direction is computed.
+
+    XLA for CPUs would compute the new moments again for the direction, from copies of the old ones: 8 bytes more per
+    parameter.
+    """
+
+    def update(
+        updates: Any, state: Any, params: Any = None, *, trains: jax.Array | bool = True, **_: Any
+    ) -> tuple[Any, Any]:
+        count = optax.safe_increment(state.count)
+        mu = optax.tree.update_moment(updates, state.mu, b1, 1)
+        nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
+        new = optax.ScaleByAdamState(count, mu, nu)
+        new = jax.tree.map(lambda a, b: jnp.where(trains, a, b), new, state)
+        new = jax.lax.platform_dependent(new, cpu=jax.lax.optimization_barrier, default=lambda state: state)
+        mean, square = optax.tree.bias_correction(new.mu, b1, count), optax.tree.bias_correction(new.nu, b2, count)
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mean, square), new
+
+    return InPlace(optax.scale_by_adam(b1, b2, eps).init, update)
 
 
 def adafactor(

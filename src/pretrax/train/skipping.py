@@ -11,10 +11,11 @@ it. Micikevicius et al. 2018, arXiv:1710.03740, section 3.2.
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from pretrax.model.loss import nonzero
 
@@ -35,6 +36,10 @@ class Past(Protocol):
     def loss_scale(self) -> jax.Array | None: ...
 
 
+class InPlace(optax.GradientTransformationExtraArgs):
+    """An optimizer whose `update` receives `trains`, bool[], and returns the old state if it is False."""
+
+
 class Outcome(NamedTuple):
     """Whether a step changes the weights, and the fields of the next `TrainState` that depend on it."""
 
@@ -44,6 +49,14 @@ class Outcome(NamedTuple):
     skipped_in_a_row: jax.Array
     usual_loss: jax.Array
     loss_scale: jax.Array | None
+
+    def if_trains(self, new: Any, old: Any) -> Any:
+        """The arrays of `new` if the weights change, otherwise those of `old`."""
+        return jax.tree.map(lambda a, b: jnp.where(self.trains, a, b), new, old)
+
+    def optimizer_state(self, optimizer: Any, new: Any, old: Any) -> Any:
+        """The state of an optimizer after the step, from the one that its `update` returned and the one before."""
+        return new if isinstance(optimizer, InPlace) else self.if_trains(new, old)
 
 
 def outcome_of(terms: Sums, norm: jax.Array, past: Past, spike: float | None, scaling: 'LossScale | None') -> Outcome:

@@ -88,17 +88,14 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
             norm = global_norm(of_trained, shardings)  # Pascanu et al. 2013, arXiv:1211.5063
             clip = jnp.minimum(1.0, recipe.clip_norm / (norm + 1e-6)) if recipe.clip_norm else 1.0
             clipped = jax.tree.map(lambda g: g * clip, of_trained)
+            outcome = outcome_of(terms, norm, state, recipe.spike, recipe.loss_scale)
             apply = optax.with_extra_args_support(recipe.optimizer).update  # type: ignore[arg-type]
-            update = apply(clipped, state.optimizer, trained(point, settings), shardings=shardings)
+            facts = {'shardings': shardings, 'trains': outcome.trains}
+            update = apply(clipped, state.optimizer, trained(point, settings), **facts)
             rate = recipe.rate(state.step)
             weights, optimizer = next_weights(recipe.optimizer, before, point, update, rate, settings)
             weights = adjusted(recipe.model, weights, tables, settings)
             ema = next_average(state.ema, weights, recipe.ema_decay, state.step + 1 - state.skipped)
-
-        outcome = outcome_of(terms, norm, state, recipe.spike, recipe.loss_scale)
-
-        def if_trains(new: Any, old: Any) -> Any:
-            return jax.tree.map(lambda a, b: jnp.where(outcome.trains, a, b), new, old)
 
         after = TrainState(
             step=state.step + 1,
@@ -106,9 +103,9 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
             skipped=state.skipped + jnp.where(outcome.trains, 0, 1),
             skipped_in_a_row=outcome.skipped_in_a_row,
             usual_loss=outcome.usual_loss,
-            weights=if_trains(weights, before),
-            optimizer=if_trains(optimizer, state.optimizer),
-            ema=if_trains(ema, state.ema),
+            weights=outcome.if_trains(weights, before),
+            optimizer=outcome.optimizer_state(recipe.optimizer, optimizer, state.optimizer),
+            ema=outcome.if_trains(ema, state.ema),
             loss_scale=outcome.loss_scale,
             constants=state.constants,
         )

@@ -16,6 +16,7 @@ from pretrax.cost.step_facts import Exchange, UpdateCost
 from pretrax.shardlib.types import current_mesh
 from pretrax.train.groups import settings_of, without_frozen
 from pretrax.train.owners import Stack, layout_of, stacks_of
+from pretrax.train.skipping import InPlace
 from pretrax.train.soap import OwnedState
 from pretrax.train.state import TrainState
 from pretrax.train.step import Recipe
@@ -60,12 +61,16 @@ def update_cost(recipe: Recipe, like: TrainState) -> UpdateCost:
         like: shapes and dtypes of the state, with shardings.
     """
     weights = without_frozen(like.weights, settings_of(recipe, like.weights))
-    state = sum(_local(x) * x.dtype.itemsize for x in jax.tree.leaves((like.optimizer, like.ema)))
+    state, average = (
+        sum(_local(x) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+        for tree in ((like.optimizer, like.ema), like.ema)
+    )
     name, options = recipe.section.name, recipe.section.options
     passes = _MORE_PASSES.get(name, 0) + _NORMUON_PASSES * (getattr(options, 'neuron_b2', None) is not None)
     values = sum(map(_local, jax.tree.leaves(weights)))
     traffic = (_WEIGHT_AND_GRADIENT + 4 * passes) * values + 2 * state
-    cost = UpdateCost(state, traffic)
+    copied = average if isinstance(recipe.optimizer, InPlace) else state
+    cost = UpdateCost(state, copied, traffic)
     rule = _matrix_rule(name, options)
     if rule is None:
         return cost
