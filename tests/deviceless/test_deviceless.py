@@ -105,6 +105,18 @@ def test_fp8_products_are_calls_on_fp8_on_an_h200(python):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize('gpu', ['h100x4', 'b200x4'])
+def test_the_experts_of_a_layer_are_one_kernel_a_product_on_gpus(python, gpu):
+    """On a mesh. The gate and up products run twice: the backward pass computes them again."""
+    facts = json.loads(run(python, HERE / 'experts.py', 'small', gpu, 'd=2', 't=2').splitlines()[-1])
+    layers, forward, again, backward = 2, 3, 2, 6
+    assert facts['calls']['__gpu$xla.gpu.triton'] == layers * (forward + again + backward)
+    tokens, of_each, width, d_ff = 4 * 2048 // 2, 2, 512, 1024 // 2
+    least = 2 * tokens * of_each * width * d_ff * layers * (forward + again + backward)
+    assert least <= facts['flops'] <= 1.25 * least  # blocks that are not full, and the router
+
+
+@pytest.mark.nightly
 def test_int8_products_sum_in_i32_on_v5e_and_what_is_offloaded_lies_in_host_memory(python):
     facts = compiled(python, 'int8 on v5e:2x2')
     assert facts['host_transfers'] != []  # what is not there on a GPU whose state is on the device

@@ -112,3 +112,42 @@ def test_attention_kernels_of_tpus_multiply_the_causal_half(kernel, products):
     )
     flops = sum(cost.flops for cost in costs(text, lookup('TPU v5')))
     assert flops == products * 2 * (2 * 32) * 4096 * (4096 / 2) * 128
+
+
+def test_an_update_in_place_may_read_the_slice_that_it_replaces():
+    """A gradient of one expert is added to those of all: only its own is read and written."""
+    text = """HloModule m, is_scheduled=true
+
+%added (p: f32[8,64,128], q: f32[1,64,128], i: s32[]) -> f32[8,64,128] {
+  %p = f32[8,64,128]{2,1,0} parameter(0)
+  %q = f32[1,64,128]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %old = f32[1,64,128]{2,1,0} dynamic-slice(%p, %i, %i, %i), dynamic_slice_sizes={1,64,128}
+  %new = f32[1,64,128]{2,1,0} add(%old, %q)
+  ROOT %all = f32[8,64,128]{2,1,0} dynamic-update-slice(%p, %new, %i, %i, %i)
+}
+
+ENTRY %main (p: f32[8,64,128], q: f32[1,64,128], i: s32[]) -> f32[8,64,128] {
+  %p = f32[8,64,128]{2,1,0} parameter(0)
+  %q = f32[1,64,128]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %sum = f32[8,64,128]{2,1,0} fusion(%p, %q, %i), kind=kLoop, calls=%added
+}
+"""
+    assert sum(cost.bytes for cost in costs(text, lookup('NVIDIA H200'))) == 3 * 4 * 64 * 128 + 4
+
+
+def test_a_kernel_of_experts_multiplies_each_row_by_one_matrix():
+    """Forward, and the gradient of the matrices: 2 N K F for all experts together."""
+    x, w, y = 'bf16[96,64]{1,0}', 'bf16[8,64,128]{2,1,0}', 'bf16[96,128]{1,0}'
+    text = (
+        f'HloModule m, is_scheduled=true\n\nENTRY %main (p: {x}, q: {w}, r: {y}) -> {w} {{\n  %p = {x} parameter(0)\n'
+        f'  %q = {w} parameter(1)\n  %r = {y} parameter(2)\n'
+        + ''.join(
+            f'  {name} = {result} custom-call(%p, {operand}), custom_call_target="__gpu$xla.gpu.triton", '
+            'metadata={op_name="jit(f)/experts/pallas_call"}\n'
+            for name, result, operand in (('%a', y, '%q'), ('ROOT %b', w, '%r'))
+        )
+        + '}\n'
+    )
+    assert sum(cost.flops for cost in costs(text, lookup('NVIDIA H200'))) == 2 * 2 * 96 * 64 * 128

@@ -5,7 +5,8 @@ As in `model/moe.py` and `model/exchange.py`. Letters: T tokens of a device and 
     rows       T k. In blocks: as many blocks as any routing may need, with padding. After an exchange over e: the slots
                of a round, `ROOM` times those of an even load. With a capacity: its slots
     products   ragged (TPUs): a tile with rows of two experts runs for both; over e, the busiest device counts. Blocks
-               (GPUs): one after the other; each reads the weights of its expert, and reads and writes their gradient
+               (GPUs): all in one kernel. Where it does not serve, one after the other; each reads the weights of its
+               expert, and reads and writes their gradient
     moves      into the order of experts and back; for an exchange, also of devices. Forward, recomputed and backward
 """
 
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from pretrax.cost.saved import repeated_products
 from pretrax.cost.step_facts import BYTES, StepFacts
 from pretrax.model.architecture import Architecture
+from pretrax.model.expert_kernels import obstacle
 from pretrax.model.expert_slots import block_length, number_of_blocks, room_of_round
 from pretrax.model.matmul import choose_grouped
 
@@ -50,7 +52,7 @@ def rows_of_experts(arch: Architecture, step: StepFacts, sequence_length: int) -
         )
         multiplied = slots = tokens // sequence_length * experts.n_experts * each
         sent = slots * (e > 1)
-    elif choose_grouped(step.platform)[0] == 'ragged':
+    elif choose_grouped(step.platform, 'bfloat16')[0] == 'ragged':
         busiest = 1 + SPREAD * math.sqrt(2 * math.log(e) / local)  # the largest of e sums of normal loads
         multiplied = min(slots, choices * busiest) + (local - 1) * TILE
     else:
@@ -65,12 +67,15 @@ def products_of_experts(arch: Architecture, step: StepFacts, rows: Rows) -> list
     """(times, FLOPs, bytes, tiles of the result on a GPU) of the products for rows, and of those for gradients."""
     width, matrices = BYTES[step.compute], arch.feed_forward.n_matrices
     d_model, d_ff = arch.d_model, arch.feed_forward.d_ff / step.mesh.get('t', 1)
-    blocks = rows.multiplied / rows.block if rows.block else 1
-    n_rows, n_experts = rows.multiplied / blocks, 1 if rows.block else arch.experts.n_experts / step.mesh.get('e', 1)
+    in_turn = rows.block > 0 and (
+        step.platform == 'cpu' or width != 2 or obstacle('bfloat16', d_model, int(d_ff)) != ''
+    )
+    blocks = rows.multiplied / rows.block if in_turn else 1
+    n_rows, n_experts = rows.multiplied / blocks, 1 if in_turn else arch.experts.n_experts / step.mesh.get('e', 1)
     flops, weights, moved = 2 * n_rows * d_model * d_ff, n_experts * d_model * d_ff, width * n_rows * (d_model + d_ff)
     tiles = [math.ceil(a / GPU_TILE[0]) * math.ceil(d_ff / GPU_TILE[1]) for a in (n_rows, d_model)]
     dense = arch.replace({'experts.experts_per_token': 0})
     repeated = sum(repeated_products(arch, step).values()) - sum(repeated_products(dense, step).values())
     times = (2 + repeated / (arch.n_matmul_params - dense.n_matmul_params)) * matrices * blocks
     of_rows = (times, flops, width * weights + moved, tiles[0])
-    return [of_rows, (matrices * blocks, flops, (8 if rows.block else 4) * weights + moved, tiles[1])]
+    return [of_rows, (matrices * blocks, flops, (8 if in_turn else 4) * weights + moved, int(n_experts) * tiles[1])]

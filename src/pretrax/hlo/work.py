@@ -75,6 +75,8 @@ def flops_of(one: Instruction, types: Mapping[str, str]) -> float:
         causal = 0.5 if 'CAUSAL' in one.rest else 1.0
         products = 5 if 'Backward' in one.rest else 2
         return products * causal * 2 * width * math.prod(int(n) for n in re.findall(r'\d+', score[1]))
+    if one.operation == 'custom-call' and '/experts/pallas_call' in one.rest:  # of `model/expert_kernels.py`
+        return 2.0 * math.prod(dims(types[operands[0]])) * dims(one.result)[-1]
     if one.operation == 'dot':
         summed = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', one.rest)
     elif one.operation == 'custom-call' and re.search(r'custom_call_target="__cublas', one.rest):
@@ -169,11 +171,10 @@ def traffic_of(
         if uses and all(x is body[-1] or x.operation in KINDS for x in uses) and body[-1].operation == 'tuple':
             # Passed on, beside the work of the fusion: a collective on a TPU that is under way.
             result -= whole if body[-1] in uses else 0
-        elif uses and all_of(uses, _SLICES, parameter):
-            read += sum(_first(x) for x in uses)
-        elif uses and all_of(uses, ('dynamic-update-slice',), parameter):
-            updates = sum(bytes_of(inner[x.operands[1]].result, '') for x in uses)
-            result = result - whole + updates
+        elif uses and all_of(uses, (*_SLICES, 'dynamic-update-slice'), parameter):
+            updates = [bytes_of(inner[x.operands[1]].result, '') for x in uses if x.operation not in _SLICES]
+            read += sum(_first(x) for x in uses if x.operation in _SLICES)
+            result += sum(updates) - whole if updates else 0
         elif index < len(operands):
             read += whole
     if body[-1].operation == 'tuple':

@@ -148,7 +148,7 @@ def _times_group(kind: Kind, rows: Operand, matrices: Operand, groups: jax.Array
         w_here, w_scale_here = (jax.lax.dynamic_index_in_dim(a, group, keepdims=False) for a in (w, w_scale))
         return None, scaled(dot(kind, x[None], w_here[None], dtype)[0], scale * w_scale_here.T, dtype)
 
-    every = _blocks(x, groups), _blocks(jnp.broadcast_to(x_scale, (x.shape[0], 1)), groups), groups
+    every = blocks(x, groups), blocks(jnp.broadcast_to(x_scale, (x.shape[0], 1)), groups), groups
     return jax.lax.scan(block, None, every)[1].reshape(x.shape[0], -1)
 
 
@@ -163,11 +163,12 @@ def _group_gradients(kind: Kind, x: Operand, dy: Operand, groups: jax.Array, zer
         rows, d_rows, group = one
         return total.at[group].add(dot(kind, rows.T[None], d_rows.T[None], jnp.float32)[0]), None
 
-    total = jax.lax.scan(block, zero, (_blocks(a, groups), _blocks(b, groups), groups))[0]
+    total = jax.lax.scan(block, zero, (blocks(a, groups), blocks(b, groups), groups))[0]
     return scaled(total, a_scale.T * b_scale, jnp.float32)
 
 
-def _blocks(x: jax.Array, groups: jax.Array) -> jax.Array:
+def blocks(x: jax.Array, groups: jax.Array) -> jax.Array:
+    """Rows, in blocks of one group each."""
     return x.reshape(groups.shape[0], -1, x.shape[-1])
 
 
@@ -203,11 +204,10 @@ def multiply(kind: Kind, a: Operand, b: Operand, result: Dims, dtype: DTypeLike)
 def dot(kind: Kind, a: jax.Array, b: jax.Array, dtype: DTypeLike) -> jax.Array:
     """[G, N, K] x [G, M, K] -> [G, N, M], both summed over their last dimension, as the fp8 units of GPUs require."""
     _check_sum(kind, a.shape[-1])
+    sums = _sums(kind, dtype)
     if a.shape[0] == b.shape[0] == 1:  # one plain product, which compilers optimize best
-        return jax.lax.dot_general(a[0], b[0], (((1,), (1,)), ((), ())), preferred_element_type=_sums(kind, dtype))[
-            None
-        ]
-    return jax.lax.dot_general(a, b, (((2,), (2,)), ((0,), (0,))), preferred_element_type=_sums(kind, dtype))
+        return jax.lax.dot_general(a[0], b[0], (((1,), (1,)), ((), ())), preferred_element_type=sums)[None]
+    return jax.lax.dot_general(a, b, (((2,), (2,)), ((0,), (0,))), preferred_element_type=sums)
 
 
 def _check_sum(kind: Kind, terms: int) -> None:

@@ -7,15 +7,17 @@ inference `weight_only.py`.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pretrax.model import eight_bits, weight_only
+from pretrax.model import eight_bits, expert_kernels, weight_only
+from pretrax.model.eight_bits import blocks
 from pretrax.model.numerics import Format
 from pretrax.model.xla_cpu import materialize_gradient
-from pretrax.shardlib import all_gather, einsum
+from pretrax.shardlib import all_gather, einsum, vary_together
 
 Pair = tuple[jax.Array, jax.Array]
 Triple = tuple[jax.Array, jax.Array, jax.Array]
@@ -79,11 +81,15 @@ def grouped_product(spec: str, x: jax.Array, w: jax.Array, how: Format, groups: 
     return einsum(spec, x, w, dot=dot)
 
 
-def choose_grouped(platform: str) -> tuple[str, str]:
-    """The method of `grouped_product` for a platform, and the reason."""
+def choose_grouped(platform: str, dtype: DTypeLike, *widths: int) -> tuple[str, str]:
+    """The method of `grouped_product` for matrices of these widths on a platform, and the reason."""
     if platform == 'tpu':
         return 'ragged', 'ragged (jax.lax.ragged_dot, which XLA compiles to a kernel on TPUs)'
-    return 'blocks', f"blocks (on {platform} jax.lax.ragged_dot multiplies every token by every expert's matrix)"
+    if platform not in ('cuda', 'gpu'):
+        return 'blocks', f"blocks (on {platform} jax.lax.ragged_dot multiplies every token by every expert's matrix)"
+    obstacle = expert_kernels.obstacle(dtype, *widths)
+    how = f'in a loop (SLOW: not by Pallas kernels: {obstacle})' if obstacle else 'by Pallas kernels'
+    return 'blocks', f'blocks {how}'
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -137,12 +143,15 @@ def _times_group(method: str, x: jax.Array, w: jax.Array, groups: jax.Array, tra
         return _ragged(x, w, groups, ([1], [2 if transposed else 1]), x.dtype, grouped=[0])
     equation = 'nf,mf->nm' if transposed else 'nm,mf->nf'
 
-    def block(_: None, one: Pair) -> tuple[None, jax.Array]:
-        rows, group = one
-        return None, _einsum(equation, rows, jax.lax.dynamic_index_in_dim(w, group, keepdims=False), x.dtype)
+    def loop(x: jax.Array, w: jax.Array, groups: jax.Array) -> jax.Array:
+        def block(_: None, one: Pair) -> tuple[None, jax.Array]:
+            rows, group = one
+            return None, _einsum(equation, rows, jax.lax.dynamic_index_in_dim(w, group, keepdims=False), x.dtype)
 
-    y = jax.lax.scan(block, None, (_blocks(x, groups), groups))[1]
-    return y.reshape(x.shape[0], -1)
+        y = jax.lax.scan(block, None, (blocks(x, groups), groups))[1]
+        return y.reshape(x.shape[0], -1)
+
+    return _by_kernel(functools.partial(expert_kernels.times_group, transposed=transposed), loop, x, w, groups)
 
 
 def _group_gradients(method: str, x: jax.Array, dy: jax.Array, groups: jax.Array, w: jax.Array) -> jax.Array:
@@ -154,12 +163,19 @@ def _group_gradients(method: str, x: jax.Array, dy: jax.Array, groups: jax.Array
         rows, d_rows, group = one
         return total.at[group].add(_einsum('nm,nf->mf', rows, d_rows, jnp.float32)), None
 
-    zero = jnp.zeros_like(w, jnp.float32)  # varies over the mesh as w and x do
-    return jax.lax.scan(block, zero, (_blocks(x, groups), _blocks(dy, groups), groups))[0]
+    def loop(x: jax.Array, dy: jax.Array, groups: jax.Array) -> jax.Array:
+        zero = jnp.zeros_like(w, jnp.float32)  # varies over the mesh as w and x do
+        return jax.lax.scan(block, zero, (blocks(x, groups), blocks(dy, groups), groups))[0]
+
+    return _by_kernel(functools.partial(expert_kernels.group_gradients, n_groups=len(w)), loop, x, dy, groups)
 
 
-def _blocks(x: jax.Array, groups: jax.Array) -> jax.Array:
-    return x.reshape(groups.shape[0], -1, x.shape[-1])
+def _by_kernel(kernel: Callable, loop: Callable, a: jax.Array, b: jax.Array, groups: jax.Array) -> jax.Array:
+    """A product of blocks: on GPUs by a kernel, if it can, elsewhere by a loop."""
+    small = a.shape[0] // groups.shape[0] < expert_kernels.LEAST
+    if small or expert_kernels.obstacle(a.dtype, a.shape[-1], *b.shape[-2:][b.ndim == 2 :]):
+        return loop(a, b, groups)
+    return jax.lax.platform_dependent(*vary_together(a, b, groups), cuda=kernel, default=loop)
 
 
 def _ragged(

@@ -109,7 +109,8 @@ def choose_plan(
         saved,
         length // along('c t', mesh) // loss_chunks,
     )
-    grouped, why_grouped = choose_grouped(request.platform)
+    widths = arch.d_model, arch.feed_forward.d_ff // mesh['t']
+    grouped, why_grouped = choose_grouped(request.platform, request.dtype, *widths)
     numerics, why_numerics = choose_numerics(
         request.matmul,
         request.exempt,
