@@ -1,13 +1,26 @@
 """Checkpoints are restored bit-exactly on any mesh, and an incomplete one is never used."""
 
+import concurrent.futures
 import os
+import threading
+import time
+import weakref
 
 import jax
 import numpy as np
 import pytest
 
 from bigram import Bigram
-from pretrax.checkpoint import Checkpoints, DamagedError, Keep, read_description, restore, restore_newest, steps_in
+from pretrax.checkpoint import (
+    Checkpoints,
+    DamagedError,
+    Keep,
+    read_description,
+    restore,
+    restore_newest,
+    state_files,
+    steps_in,
+)
 from pretrax.errors import UserError
 from pretrax.train import optimizer
 from pretrax.train.state import abstract_state, init_state
@@ -165,3 +178,34 @@ def test_best_and_every_second_checkpoint_are_kept_on_disk(tmp_path):
         checkpoints.save(step, state, DESCRIPTION | {'val_loss': loss})
     checkpoints.close()
     assert steps_in(tmp_path) == [2, 4, 6]
+
+
+def test_a_save_releases_each_array_as_it_is_written_and_waits_until_few_are_left(monkeypatch):
+    monkeypatch.setattr(state_files, '_FEW', 0)
+    arrays = [np.full(80, i, np.uint8) for i in range(8)]
+    alive, gate, waited = [weakref.ref(array) for array in arrays], threading.Event(), threading.Event()
+    files = state_files.HostFiles([(str(i), array) for i, array in enumerate(arrays)])
+    del arrays
+
+    def write(name, content):
+        if name in ('0', '1'):  # a quarter of the bytes
+            assert gate.wait(60)
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        writing = pool.submit(files.write, write)
+        waiting = pool.submit(lambda: (files.wait_until_few(writing.done), waited.set()))
+        while sum(array() is not None for array in alive) > 2:
+            time.sleep(0.01)
+        assert not waited.is_set()
+        gate.set()
+        assert writing.result().keys() == {str(i) for i in range(8)}
+        waiting.result()
+
+
+def test_a_failed_save_does_not_wait():
+    files = state_files.HostFiles([('0', np.zeros(1 << 27, np.uint8))])
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(lambda: files.write(lambda name, content: 1 / 0))
+        files.wait_until_few(writing.done)
+        with pytest.raises(ZeroDivisionError):
+            writing.result()

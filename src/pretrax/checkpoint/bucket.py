@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pretrax.checkpoint.manifest import MANIFEST, Array, File, manifest_content, published, steps_in
-from pretrax.checkpoint.state_files import HostFile, copy_to_host, write_files
+from pretrax.checkpoint.state_files import HostFiles, copy_to_host
 from pretrax.storage import BucketPath
 from pretrax.storage.index import Entries, Index
 
@@ -29,7 +29,7 @@ class Bucket:
         self.path = path
         self._token, self._attempts = token, 0
         self._index = Index(path, confirm, _copied)
-        self._files: list[HostFile] = []  # what this process will upload
+        self._files = HostFiles()  # what this process will upload
 
     def begin(self) -> None:
         """Takes over the checkpoints, and removes what earlier processes have left."""
@@ -50,13 +50,15 @@ class Bucket:
         """Copies the state of a step off the devices."""
         del step
         self._attempts += 1
-        self._files = copy_to_host(state, _LARGEST)
+        self._files = HostFiles(copy_to_host(state, _LARGEST))
 
     def finish(self, step: int) -> dict[str, File]:
         """Uploads what this process has copied. Returns the digests."""
         attempt = self.path / self._attempt(step)
-        files, self._files = self._files, []
-        return write_files(files, lambda name, content: (attempt / name).write_bytes(bytes(content)))
+        return self._files.write(lambda name, content: (attempt / name).write_bytes(bytes(content)))
+
+    def wait(self, has_ended: Callable[[], bool]) -> None:
+        """Does nothing: an upload takes long, and training goes on."""
 
     def publish(self, step: int, description: dict[str, Any], arrays: dict[str, Array], files: dict[str, File]) -> None:
         """Removes leftovers, writes the manifest, and makes what was written the checkpoint of its step."""

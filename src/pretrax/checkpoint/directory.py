@@ -6,6 +6,7 @@ next start moves it away. So a process that was taken over, for example because 
 publish nor remove a checkpoint: both rename a directory from or to a place that is gone.
 """
 
+import concurrent.futures
 import pathlib
 import shutil
 from collections.abc import Callable
@@ -25,11 +26,12 @@ from pretrax.checkpoint.manifest import (
     publish,
     steps_in,
 )
-from pretrax.checkpoint.state_files import HostFile, copy_to_host, tree_metadata, write_files
+from pretrax.checkpoint.state_files import HostFiles, copy_to_host, tree_metadata
 from pretrax.storage.index import INDEX
 from pretrax.system.atomic import sync_file
 
 _PROBE = 4096  # bytes
+_THREADS = 16  # files that are put on the disk at a time
 
 
 class Directory:
@@ -42,7 +44,7 @@ class Directory:
 
     def __init__(self, path: pathlib.Path, token: str, confirm: Callable[[], None]):
         self.path, self._own, self._confirm = path, path / f'{token}{PARTIAL}', confirm
-        self._files: list[HostFile] = []  # what this process will write
+        self._files = HostFiles()  # what this process will write
 
     def begin(self) -> None:
         """Takes over the checkpoints: removes what earlier processes have left while writing or deleting."""
@@ -70,15 +72,24 @@ class Directory:
     def write(self, step: int, state: Any) -> None:
         """Copies the state of a step off the devices."""
         del step
-        self._files = copy_to_host(state)
-        if jax.process_index() == 0:
-            self._files.append(tree_metadata(state))
+        metadata = [tree_metadata(state)] if jax.process_index() == 0 else []
+        self._files = HostFiles([*metadata, *copy_to_host(state)])
 
     def finish(self, step: int) -> dict[str, File]:
         """Writes what this process has copied. Returns the digests."""
         partial = partial_directory(self._own, step)
-        files, self._files = self._files, []
-        return write_files(files, lambda name, content: write_synced(partial / name, content))
+        files = self._files.write(lambda name, content: _write(partial / name, content))
+        with concurrent.futures.ThreadPoolExecutor(_THREADS, 'sync') as pool:
+            list(pool.map(_sync, [partial / name for name in files]))
+        return files
+
+    def wait(self, has_ended: Callable[[], bool]) -> None:
+        """Waits until most of the state is written if it shares its memory with the devices, as on CPUs.
+
+        The next step copies the arrays that are not written, since it may not reuse their memory.
+        """
+        if jax.local_devices()[0].platform == 'cpu':
+            self._files.wait_until_few(has_ended)
 
     def publish(self, step: int, description: dict[str, Any], arrays: dict[str, Array], files: dict[str, File]) -> None:
         """Makes what was written the checkpoint of its step, and removes the one that it replaces."""
@@ -107,10 +118,18 @@ class Directory:
 
 def write_synced(path: pathlib.Path, content: memoryview) -> None:
     """Writes a file of the state, and puts it on the disk. Raises OSError, also if the checkpoint was moved away."""
+    _write(path, content)
+    _sync(path)
+
+
+def _write(path: pathlib.Path, content: memoryview) -> None:
     path.parent.parent.mkdir(exist_ok=True)
     path.parent.mkdir(exist_ok=True)
-    with path.open('wb') as stream:
-        stream.write(content)
+    path.write_bytes(content)
+
+
+def _sync(path: pathlib.Path) -> None:
+    with path.open('rb') as stream:
         sync_file(stream)
 
 

@@ -11,6 +11,7 @@ import concurrent.futures
 import itertools
 import json
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ import xxhash
 from pretrax.checkpoint.manifest import STATE, File, named_leaves
 
 _THREADS = 16  # files that are written at a time; in a bucket, each is in memory twice
+
+_FEW = 64 << 20  # bytes
 
 _EMPTY = {dict: 'Dict', list: 'List', tuple: 'Tuple'}  # what Orbax calls containers without a value
 
@@ -55,14 +58,39 @@ def write_one(name: str, values: np.ndarray, write: Callable[[str, memoryview], 
     return File(size=len(content), xxh3=xxhash.xxh3_128_hexdigest(content))
 
 
-def write_files(files: Sequence[HostFile], write: Callable[[str, memoryview], object]) -> dict[str, File]:
-    """Writes files in parallel. Returns their sizes and digests. Stops at the first failure, and raises it."""
-    with concurrent.futures.ThreadPoolExecutor(_THREADS, 'write') as pool:
-        writes = {pool.submit(write_one, *file, write): file[0] for file in files}
-        try:
-            return {writes[future]: future.result() for future in concurrent.futures.as_completed(writes)}
-        finally:
-            pool.shutdown(cancel_futures=True)
+class HostFiles:
+    """Files in host memory that this process has to write. An array is released as soon as it is written."""
+
+    def __init__(self, files: Sequence[HostFile] = ()):
+        self._files, self._changed = list(files), threading.Condition()
+        self._bytes = sum(values.nbytes for _, values in files)
+        self._few = max(_FEW, self._bytes // 8)
+
+    def write(self, write: Callable[[str, memoryview], object]) -> dict[str, File]:
+        """Writes the files in parallel. Returns sizes and digests. Stops at the first failure, and raises it."""
+
+        def write_next() -> tuple[str, File]:
+            name, values = self._files.pop()
+            size, file = values.nbytes, write_one(name, values, write)
+            del values  # before the waiting thread goes on
+            with self._changed:
+                self._bytes -= size
+                self._changed.notify_all()
+            return name, file
+
+        with concurrent.futures.ThreadPoolExecutor(_THREADS, 'write') as pool:
+            writes = [pool.submit(write_next) for _ in range(len(self._files))]
+            try:
+                return dict(future.result() for future in concurrent.futures.as_completed(writes))
+            finally:
+                pool.shutdown(cancel_futures=True)
+                self._files.clear()
+
+    def wait_until_few(self, has_ended: Callable[[], bool]) -> None:
+        """Waits until an eighth of the bytes, or 64 MB, is not written yet, or the writing has ended."""
+        with self._changed:
+            while self._bytes > self._few and not has_ended():
+                self._changed.wait(timeout=0.1)
 
 
 def array_metadata(name: str, shape: Sequence[int], chunk: Sequence[int], dtype: np.dtype) -> HostFile:

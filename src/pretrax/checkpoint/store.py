@@ -21,6 +21,7 @@ from pretrax.checkpoint.manifest import Array, DamagedError, File, named_arrays,
 from pretrax.errors import OF_THE_SYSTEM, UnavailableError, UserError
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.connection import BucketError, as_os_error
+from pretrax.system.process_memory import return_free_memory
 
 _EXISTS = 'there is one'
 
@@ -70,7 +71,7 @@ class Checkpoints(contextlib.AbstractContextManager['Checkpoints']):
             raise kind(f'{self.directory} is not writable: {problem}\nmake it writable, or choose another run_dir=')
 
     def save(self, step: int, state: Any, description: dict[str, Any]) -> None:
-        """Starts a save and returns when the state is copied off the devices.
+        """Starts a save and returns when the next step may reuse the memory of the state.
 
         A checkpoint of this step that is already there stays unchanged, unless `continue_from` said otherwise.
 
@@ -85,6 +86,7 @@ class Checkpoints(contextlib.AbstractContextManager['Checkpoints']):
         except Exception as error:  # the devices or the memory of the host
             raise self._failed(step, agree('save', _one_line(error))) from error
         self._writing = self._thread.submit(self._finish, step, description, named_arrays(state))
+        self._place.wait(self._writing.done)
 
     def wait(self) -> None:
         """Waits for the current save and removes superseded checkpoints. Raises SaveError if the save failed."""
@@ -167,6 +169,7 @@ class Checkpoints(contextlib.AbstractContextManager['Checkpoints']):
         if problem := _in_first_process('save', publish):
             raise self._failed(step, problem)
         self.saved = step
+        return_free_memory()  # the next step has copied arrays that were not written
         if problem := _in_first_process('save', lambda: self._clean_up(step)):
             raise SaveError(
                 f'checkpoint {step} is written, but older ones in {self.directory} could not be removed: {problem}'

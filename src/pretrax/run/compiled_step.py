@@ -15,6 +15,7 @@ from pretrax.run.directory import local_directory
 from pretrax.run.out_of_memory import explaining_full_memory
 from pretrax.run.program_cache import compile_or_load
 from pretrax.run.setup import Run
+from pretrax.system.process_memory import return_free_memory
 from pretrax.train.step import TrainState, make_step
 from pretrax.view.program.file import TEXT, write_program
 
@@ -58,6 +59,7 @@ def compile_step(run: Run, state: TrainState, load: LoadStep | None = None) -> C
         how = f'loaded the compiled step from {cache}' if cache else 'compiled the step'
     else:
         call, cache, how = load(run, lowered), None, 'loaded the compiled step'
+    return_free_memory()
     seconds = time.perf_counter() - began
     return CompiledStep(call, how, seconds, is_new=load is None and cache is None, run=run)
 

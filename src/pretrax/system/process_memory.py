@@ -7,6 +7,7 @@ one of these options already, none is changed. A debugger would lose a process t
 does not.
 """
 
+import ctypes
 import os
 import pathlib
 import signal
@@ -16,7 +17,9 @@ from pretrax.system.accelerators import has_accelerator
 
 _HUGE = 'glibc.malloc.hugetlb=1'
 _KEPT = (
-    'glibc.malloc.mmap_max=0',  # large arrays get no mapping of their own, which would be unmapped with them
+    # Larger arrays get a mapping of their own, which is unmapped with them. In the kept memory, their places would not
+    # fit again: posix_memalign asks for more than an array leaves behind.
+    f'glibc.malloc.mmap_threshold={2**29}',
     f'glibc.malloc.trim_threshold={2**40}',  # freed memory is not returned to the system
     'glibc.malloc.arena_max=1',  # memory that one thread frees is available to all
 )
@@ -53,6 +56,12 @@ def described() -> str:
     huge = '[always]' in enabled or ('[madvise]' in enabled and _HUGE in given)
     kept = all(tunable in given for tunable in _KEPT)
     return f'{"huge pages" if huge else "small pages"}, {"kept" if kept else "returned"} when freed'
+
+
+def return_free_memory() -> None:
+    """Returns to the system what this process has freed: glibc keeps it otherwise."""
+    if _has_glibc():
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _has_glibc() -> bool:
