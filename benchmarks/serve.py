@@ -2,16 +2,20 @@
 
     uv run python benchmarks/serve.py --torch-python PATH     # a Python with torch and transformers
 
-There are three parts. Everything that is compared alternates in one run, and the ratios are medians over rounds.
+There are four parts. Everything that is compared alternates in one run, and the ratios are medians over rounds. Times
+are CPU seconds of the process, user and system, because other programs may use the cores; `wall` in the JSON has the
+others.
 
-- decode: GPT-2 124M and a Llama of 1.3M parameters, 1 and 8 sequences, weights in f32 and int8. transformers is always
-  f32, with the faster of one thread and a thread on every core. Both sides read prompts of 16 tokens and write
-  greedily. In f32 the first tokens must be the same. Bytes of weights read for each token, times tokens/s, are given as
-  a share of the bandwidth of a copy.
+- decode: GPT-2 124M and a Llama of 1.3M parameters, 1 and 8 sequences, in f32, in bf16 and with int8 weights.
+  transformers has the same form: f32, bf16, or PyTorch's dynamic quantization to int8, with one thread or a thread on
+  every core, whichever needs less. Both sides read prompts of 16 tokens and write greedily. In f32 the first tokens
+  must be the same. Bytes of weights read for each token, times tokens/s, are given as a share of a copy on one core.
+- streams: 1, 8, 32 and 64 streams in an engine with 64 slots. All prompts, of 16 tokens, come at once. Time to the
+  first token, and 99th percentile between tokens. transformers writes the first token of the same prompts in one batch.
 - batching: requests of exponentially distributed lengths, 8 slots. Continuous: a request starts when a slot is free.
-  Static: 8 requests start when all 8 before them have ended.
+  Static: 8 requests start when all 8 before them have ended, and all 8 rows are computed until then.
 - latency: the time from the end of an engine's block to the arrival of its tokens at 64 clients that stream, with a
-  stub engine that writes a token in every slot every 20 ms.
+  stub engine that writes a token in every slot every 20 ms. It is wall time.
 """
 
 import argparse
@@ -24,7 +28,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,10 +66,14 @@ MODELS = {
     '124M': ({'family': 'gpt2', 'n_layers': 12, 'd_model': 768, 'n_heads': 12}, 50_257),
 }
 TARGETS = {
-    '124M, batch 1, f32': 1.1, '124M, batch 8, f32': 1.5, '124M, batch 1, int8': 2.0,
+    '124M, batch 1, f32': 1.5, '124M, batch 8, f32': 1.5, '124M, batch 1, bf16': 1.5, '124M, batch 8, bf16': 1.5,
+    '124M, batch 1, int8': 1.0, '124M, batch 8, int8': 1.0,
     'continuous / static': 1.8,
 }  # fmt: skip
-KINDS: dict[str, WeightKind] = {'f32': 'compute', 'int8': 'int8'}
+KINDS: dict[str, WeightKind] = {'f32': 'compute', 'bf16': 'compute', 'int8': 'int8'}
+BYTES = {'f32': 4, 'bf16': 2, 'int8': 1}
+STREAMS = 1, 8, 32, 64
+PARTS = 'decode', 'streams', 'batching', 'latency'
 
 
 @dataclasses.dataclass
@@ -78,9 +85,9 @@ class Decoder:
     mesh: Any
 
     @classmethod
-    def create(cls, options: dict[str, Any], vocab_size: int) -> 'Decoder':
+    def create(cls, options: dict[str, Any], vocab_size: int, dtype: Any = jnp.float32) -> 'Decoder':
         mesh = jax.make_mesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:1])
-        request = ModelRequest(vocab_size, 1024, None, jnp.float32, 'cpu', dict(mesh.shape))
+        request = ModelRequest(vocab_size, 1024, None, dtype, 'cpu', dict(mesh.shape))
         model = Transformer(request, options=TransformerOptions(**nest(options)))
         with jax.set_mesh(mesh):
             return cls(model, jax.jit(model.init)(jax.random.key(0)), mesh)
@@ -103,13 +110,12 @@ class Decoder:
     def pieces(self, path: str) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
         yield (), self.arrays[path]
 
-    def bytes_per_step(self, kind: WeightKind) -> int:
+    def bytes_per_step(self, form: str) -> int:
         """Bytes of weights that a step multiplies by, whatever the number of sequences."""
         tables = self.model.arch.padded_vocab_size * self.model.arch.d_model
         positions = 0 if self.weights.positions is None else self.weights.positions.size
         untied = 0 if self.weights.unembed is None else tables
-        total = sum(w.size for w in jax.tree.leaves(self.weights)) - positions - untied
-        return total * (1 if kind == 'int8' else 4)
+        return (sum(w.size for w in jax.tree.leaves(self.weights)) - positions - untied) * BYTES[form]
 
 
 class Peer:
@@ -120,17 +126,16 @@ class Peer:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.versions = self._answer()
 
-    def write(self, prompts: list[list[int]], tokens: int) -> tuple[float, list[list[int]]]:
-        """Seconds, and the tokens: the faster of one thread and a thread on every core, which wait for each other."""
+    def write(self, form: str, prompts: list[list[int]], tokens: int) -> 'Written':
+        """With one thread or with a thread on every core, which wait for each other: whichever needs less CPU time."""
         assert self.process.stdin is not None
         answers = []
         for threads in {1, usable_cores()}:
-            request = {'prompts': prompts, 'tokens': tokens, 'threads': threads}
+            request = {'form': form, 'prompts': prompts, 'tokens': tokens, 'threads': threads}
             self.process.stdin.write(json.dumps(request) + '\n')
             self.process.stdin.flush()
-            answers.append(self._answer())
-        fastest = min(answers, key=lambda answer: answer['seconds'])
-        return fastest['seconds'], fastest['tokens']
+            answers.append(Written(**self._answer()))
+        return min(answers, key=lambda answer: answer.cpu)
 
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -144,85 +149,120 @@ class Peer:
             pass
 
 
-def write(engine: Engine, prompts: list[list[int]], lengths: list[int]) -> tuple[float, list[list[int]]]:
-    """Answers of given lengths: seconds, and the tokens."""
+@dataclasses.dataclass
+class Written:
+    """Answers, and the wall and CPU seconds that they took. `arrivals`: CPU seconds of each token of each answer."""
+
+    seconds: float
+    cpu: float
+    tokens: list[list[int]]
+    arrivals: list[list[float]] = dataclasses.field(default_factory=list)
+
+
+def write(engine: Engine, prompts: list[list[int]], lengths: list[int]) -> Written:
+    """Answers of given lengths."""
     greedy = Sampling(temperature=0)
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     numbers = [
         engine.add(Request(prompt=tuple(prompt), max_tokens=length, sampling=greedy))
         for prompt, length in zip(prompts, lengths, strict=True)
     ]
     found: dict[int, list[int]] = {number: [] for number in numbers}
+    arrivals: dict[int, list[float]] = {number: [] for number in numbers}
     while not engine.idle:
         for update in engine.step():
             found[update.number] += [token.id for token in update.tokens]
-    return time.perf_counter() - start, [found[number] for number in numbers]
+            arrivals[update.number] += [time.process_time() - cpu] * len(update.tokens)
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    return Written(seconds, cpu, list(found.values()), list(arrivals.values()))
 
 
 def copy_bandwidth(megabytes: int = 256) -> float:
-    """Bytes per second that a copy reads and writes, with a thread on every core."""
-    n = usable_cores()
-    pairs = [(np.ones(megabytes * 2**17 // n), np.zeros(megabytes * 2**17 // n)) for _ in range(n)]
+    """Bytes that a copy on one core reads and writes per CPU second."""
+    a, b = np.ones(megabytes * 2**17), np.zeros(megabytes * 2**17)
 
     def copy() -> float:
-        threads = [threading.Thread(target=np.copyto, args=(b, a)) for a, b in pairs]
-        start = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return 2 * sum(a.nbytes for a, _ in pairs) / (time.perf_counter() - start)
+        start = time.thread_time()
+        np.copyto(b, a)
+        return 2 * a.nbytes / (time.thread_time() - start)
 
     return max(copy() for _ in range(3))
 
 
-def decode(name: str, python: Path, rounds: int, tokens: int, report: list[str]) -> list[dict[str, Any]]:
-    """Tokens/s of one model in every setting."""
+@contextlib.contextmanager
+def peer_of(name: str, python: Path, report: list[str]) -> Iterator[tuple[dict[str, Decoder], Peer]]:
+    """A model in every form, and transformers with the same weights."""
     options, vocab_size = MODELS[name]
-    decoder, rng, rows = Decoder.create(options, vocab_size), np.random.default_rng(0), []
-    with contextlib.ExitStack() as stack:
-        checkpoint = Path(stack.enter_context(tempfile.TemporaryDirectory())) / name
+    f32, bf16 = (Decoder.create(options, vocab_size, dtype) for dtype in (jnp.float32, jnp.bfloat16))
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint = Path(directory) / name
         export(
-            decoder, decoder.model.arch, decoder.weights, checkpoint, dtype='F32', family=options['family'],
-            say=lambda _: None,
+            f32, f32.model.arch, f32.weights, checkpoint, dtype='F32', family=options['family'], say=lambda _: None
         )  # fmt: skip
         peer = Peer(python, checkpoint)
-        stack.callback(peer.close)
         report[:] = [f'{package} {version}' for package, version in peer.versions.items()]
-        for batch in (1, 8):
-            prompts = rng.integers(0, vocab_size, (batch, PROMPT)).tolist()
-            engines = {dtype: decoder.engine(batch, PROMPT + tokens, kind) for dtype, kind in KINDS.items()}
-            speeds: dict[str, list[float]] = {side: [] for side in (*engines, 'transformers')}
-            copies, elsewhere = [], []
-            _, theirs = peer.write(prompts, SAME)
-            _, ours = write(engines['f32'], prompts, [SAME] * batch)
-            if ours != theirs:
-                raise BenchmarkError(f'{name}: pretrax and transformers do not write the same tokens: {ours}, {theirs}')
-            for _ in range(rounds):
-                elsewhere.append(busy())
-                copies.append(copy_bandwidth())
-                speeds['transformers'].append(batch * tokens / peer.write(prompts, tokens)[0])
-                for dtype, engine in engines.items():
-                    speeds[dtype].append(batch * tokens / write(engine, prompts, [tokens] * batch)[0])
-            for dtype, kind in KINDS.items():
+        with contextlib.closing(peer):
+            yield {'f32': f32, 'bf16': bf16, 'int8': f32}, peer
+
+
+def decode(name: str, decoders: dict[str, Decoder], peer: Peer, rounds: int, tokens: int) -> list[dict[str, Any]]:
+    """Tokens per CPU second of one model in every setting."""
+    vocab_size, rng, rows = MODELS[name][1], np.random.default_rng(0), []
+    for batch in (1, 8):
+        prompts = rng.integers(0, vocab_size, (batch, PROMPT)).tolist()
+        lengths = [tokens] * batch
+        engines = {form: decoders[form].engine(batch, PROMPT + tokens, kind) for form, kind in KINDS.items()}
+        ours, theirs = write(engines['f32'], prompts, [SAME] * batch).tokens, peer.write('f32', prompts, SAME).tokens
+        if ours != theirs:
+            raise BenchmarkError(f'{name}: pretrax and transformers do not write the same tokens: {ours}, {theirs}')
+        results: dict[str, list[tuple[Written, Written]]] = {form: [] for form in KINDS}
+        copies, elsewhere = [], []
+        for _ in range(rounds):
+            elsewhere.append(busy())
+            copies.append(copy_bandwidth())
+            for form, pairs in results.items():
+                pairs.append((write(engines[form], prompts, lengths), peer.write(form, prompts, tokens)))
+        for form, pairs in results.items():
+            speeds, others = ([batch * tokens / one.cpu for one in side] for side in zip(*pairs, strict=True))
+            read = [speed / batch * decoders[form].bytes_per_step(form) for speed in speeds]
+            rows.append({
+                'name': f'{name}, batch {batch}, {form}', 'tokens_per_second': statistics.median(speeds),
+                'transformers': statistics.median(others),
                 # One ratio per round, because a slow round slows both sides.
-                ratios = [a / b for a, b in zip(speeds[dtype], speeds['transformers'], strict=True)]
-                read = [speed / batch * decoder.bytes_per_step(kind) for speed in speeds[dtype]]
-                rows.append({
-                    'name': f'{name}, batch {batch}, {dtype}', 'tokens_per_second': statistics.median(speeds[dtype]),
-                    'transformers': statistics.median(speeds['transformers']), 'ratio': statistics.median(ratios),
-                    'best_ratio': max(speeds[dtype]) / max(speeds['transformers']),
-                    'of_copy': statistics.median(a / b for a, b in zip(read, copies, strict=True)),
-                    'best_of_copy': max(read) / max(copies),
-                    'copy_gigabytes_per_second': statistics.median(copies) / 1e9, 'busy': statistics.median(elsewhere),
-                    'rounds': speeds,
-                })  # fmt: skip
-                print(f'  {describe(rows[-1])}', flush=True)
+                'ratio': statistics.median(a / b for a, b in zip(speeds, others, strict=True)),
+                'best_ratio': max(speeds) / max(others),
+                'of_copy': statistics.median(a / b for a, b in zip(read, copies, strict=True)),
+                'copy_gigabytes_per_second': statistics.median(copies) / 1e9, 'busy': statistics.median(elsewhere),
+                'rounds': {'pretrax': speeds, 'transformers': others},
+                'wall': {'pretrax': [a.seconds for a, _ in pairs], 'transformers': [b.seconds for _, b in pairs]},
+            })  # fmt: skip
+            print(f'  {describe(rows[-1])}', flush=True)
+    return rows
+
+
+def streams(name: str, decoder: Decoder, peer: Peer, rounds: int, tokens: int) -> list[dict[str, Any]]:
+    """CPU milliseconds to the first token and between tokens, as streams become more."""
+    engine, rng, rows = decoder.engine(max(STREAMS), PROMPT + tokens), np.random.default_rng(0), []
+    for count in STREAMS:
+        first, between, per_second, theirs = [], [], [], []
+        for _ in range(rounds):  # other prompts each time, so that none is in the cache
+            prompts = rng.integers(0, MODELS[name][1], (count, PROMPT)).tolist()
+            written = write(engine, prompts, [tokens] * count)
+            first += [1000 * times[0] for times in written.arrivals]
+            between += [1000 * gap for times in written.arrivals for gap in np.diff(times).tolist()]
+            per_second.append(count * tokens / written.cpu)
+            theirs.append(1000 * peer.write('f32', prompts, 1).cpu)
+        rows.append({
+            'name': name, 'streams': count, 'first_ms': statistics.median(first), 'last_first_ms': max(first),
+            'between_p99_ms': float(np.percentile(between, 99)), 'tokens_per_second': statistics.median(per_second),
+            'transformers_first_ms': statistics.median(theirs),
+        })  # fmt: skip
+        print(f'  {rows[-1]}', flush=True)
     return rows
 
 
 def batching(rounds: int, requests: int, mean: int, name: str = '1.3M') -> dict[str, Any]:
-    """Tokens/s of continuous and of static batching."""
+    """Tokens per CPU second of continuous and of static batching."""
     options, vocab_size = MODELS[name]
     slots, longest = 8, 6 * mean
     rng = np.random.default_rng(0)
@@ -230,16 +270,20 @@ def batching(rounds: int, requests: int, mean: int, name: str = '1.3M') -> dict[
     prompts = rng.integers(0, vocab_size, (requests, PROMPT)).tolist()
     engine = Decoder.create(options, vocab_size).engine(slots, PROMPT + longest, block=8)
     groups = [slice(start, start + slots) for start in range(0, requests, slots)]
-    ratios, speeds = [], []
+    programs, fewer = engine._programs, engine._programs.written_rows
+    ratios, shrinking, speeds = [], [], []
     for _ in range(rounds):
-        static = sum(write(engine, prompts[group], lengths[group])[0] for group in groups)
-        continuous = write(engine, prompts, lengths)[0]
+        continuous = write(engine, prompts, lengths).cpu
+        shrinking.append(sum(write(engine, prompts[group], lengths[group]).cpu for group in groups) / continuous)
+        programs.written_rows = fewer[-1:]
+        static = sum(write(engine, prompts[group], lengths[group]).cpu for group in groups)
+        programs.written_rows = fewer
         ratios.append(static / continuous)
         speeds.append(sum(lengths) / continuous)
     ideal = sum(max(lengths[group]) for group in groups) * slots / sum(lengths)
     return {
-        'name': 'continuous / static', 'ratio': statistics.median(ratios),
-        'tokens_per_second': statistics.median(speeds),
+        'name': 'continuous / static', 'ratio': statistics.median(ratios), 'least': min(ratios), 'ratios': ratios,
+        'shrinking': statistics.median(shrinking), 'tokens_per_second': statistics.median(speeds),
         'ideal': ideal, 'requests': requests, 'mean_length': mean,
     }  # fmt: skip
 
@@ -298,29 +342,41 @@ def table(result: dict[str, Any]) -> str:
     ]  # fmt: skip
     if result['busy'] > QUIET:
         lines += [
-            f'**Other programs used {result["busy"]:.0%} of the cores. This slows PyTorch, whose threads wait for '
-            'each other at '
-            'every product, more than pretrax. "Best" compares the fastest round of each side.**', '',
+            f'**Other programs used {result["busy"]:.0%} of the cores. Seconds are CPU seconds. "Best" compares the '
+            'fastest round of each side.**', '',
         ]  # fmt: skip
     if rows := result.get('decode'):
         lines += [
-            f'Tokens/s: median of {result["rounds"]} rounds of {result["tokens"]} tokens in each sequence.', '',
-            '| | pretrax | transformers f32 | ratio | best | wanted | of a copy | best |',
-            '|---|---|---|---|---|---|---|---|',
+            f'Tokens per CPU second: median of {result["rounds"]} rounds of {result["tokens"]} tokens each.', '',
+            '| | pretrax | transformers | ratio | best | wanted | of a copy |', '|---|---|---|---|---|---|---|',
         ]  # fmt: skip
         for row in rows:
             wanted = f'{TARGETS[row["name"]]}x' if row['name'] in TARGETS else ''
             lines.append(
                 f'| {row["name"]} | {row["tokens_per_second"]:,.1f} | {row["transformers"]:,.1f} | '
-                f'{row["ratio"]:.2f}x | '
-                f'{row["best_ratio"]:.2f}x | {wanted} | {row["of_copy"]:.0%} | {row["best_of_copy"]:.0%} |'
+                f'{row["ratio"]:.2f}x | {row["best_ratio"]:.2f}x | {wanted} | {row["of_copy"]:.0%} |'
             )
-        lines += ['', f'A copy: {rows[-1]["copy_gigabytes_per_second"]:.1f} GB/s, read and written.', '']
+        lines += ['', f'A copy on one core: {rows[-1]["copy_gigabytes_per_second"]:.1f} GB/s, read and written.', '']
+    if rows := result.get('streams'):
+        lines += [
+            f'{max(STREAMS)} slots, f32, prompts of {PROMPT} tokens that come at once; CPU milliseconds.', '',
+            '| | streams | first token | of the last stream | transformers | 99 % between tokens | tokens/s |',
+            '|---|---|---|---|---|---|---|',
+        ]  # fmt: skip
+        for row in rows:
+            lines.append(
+                f'| {row["name"]} | {row["streams"]} | {row["first_ms"]:,.0f} | {row["last_first_ms"]:,.0f} | '
+                f'{row["transformers_first_ms"]:,.0f} | {row["between_p99_ms"]:,.0f} | '
+                f'{row["tokens_per_second"]:,.0f} |'
+            )
+        lines.append('')
     if row := result.get('batching'):
         lines += [
-            f'Continuous batching writes {row["ratio"]:.2f} times the tokens/s of static batching (wanted: '
-            f'{TARGETS["continuous / static"]}; the lengths allow {row["ideal"]:.2f}): {row["requests"]} requests, '
-            f'{row["mean_length"]} tokens on average, 8 slots.', '',
+            f'Continuous batching writes {row["ratio"]:.2f} times the tokens of static batching in a CPU second, and '
+            f'at least {row["least"]:.2f} times in each run (wanted: {TARGETS["continuous / static"]}; the lengths '
+            f'allow {row["ideal"]:.2f}): {row["requests"]} requests, {row["mean_length"]} tokens on average, 8 slots. '
+            f'It writes {row["shrinking"]:.2f} times those of static batches whose rows become fewer as answers end.',
+            '',
         ]  # fmt: skip
     if row := result.get('latency'):
         lines += [
@@ -332,16 +388,18 @@ def table(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--torch-python', help='a Python with torch and transformers; needed for the part decode')
     parser.add_argument(
-        '--part', nargs='+', choices=['decode', 'batching', 'latency'], default=['decode', 'batching', 'latency']
+        '--torch-python', help='a Python with torch and transformers; needed for the parts decode and streams'
     )
+    parser.add_argument('--part', nargs='+', choices=PARTS, default=PARTS)
     parser.add_argument('--model', nargs='+', choices=MODELS, default=list(MODELS))
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--tokens', type=int, default=48, help='new tokens in each sequence')
     parser.add_argument('--out', type=Path, default=HERE / 'results', help='directory for serve-<date>.json and .md')
     options = parser.parse_args()
-    if 'decode' in options.part and not (options.torch_python and has_torch(Path(options.torch_python).absolute())):
+    if {'decode', 'streams'} & {*options.part} and not (
+        options.torch_python and has_torch(Path(options.torch_python).absolute())
+    ):
         raise BenchmarkError('give a Python with torch and transformers: --torch-python PATH')
     versions: list[str] = []
     result: dict[str, Any] = {
@@ -351,10 +409,14 @@ def main() -> None:
         result['latency'] = latency()
     if 'batching' in options.part:
         result['batching'] = batching(min(options.rounds, 5), requests=96, mean=64)
-    if 'decode' in options.part:
-        python = Path(options.torch_python).absolute()
-        rows = [decode(name, python, options.rounds, options.tokens, versions) for name in options.model]
-        result['decode'] = [row for of_model in rows for row in of_model]
+    for name in options.model if options.torch_python else []:
+        with peer_of(name, Path(options.torch_python).absolute(), versions) as (decoders, peer):
+            if 'decode' in options.part:
+                rows = decode(name, decoders, peer, options.rounds, options.tokens)
+                result['decode'] = [*result.get('decode', []), *rows]
+            if 'streams' in options.part:
+                rows = streams(name, decoders['f32'], peer, options.rounds, options.tokens)
+                result['streams'] = [*result.get('streams', []), *rows]
     result['versions'] = [f'pretrax {pretrax.__version__}', f'jax {jax.__version__}', *versions]
     write_result(result, table, options.out, 'serve')
 

@@ -29,7 +29,7 @@ def test_the_models_have_the_sizes_in_their_names(benchmark):
     small = benchmark.Decoder.create(*benchmark.MODELS['1.3M'])
     assert sum(shape_size(shape) for shape in small.shapes.values()) == 1_344_640
     # Of the two tables of 1,536 x 128, a step multiplies by one.
-    assert small.bytes_per_step('compute') == 4 * (1_344_640 - 1536 * 128)
+    assert small.bytes_per_step('f32') == 4 * (1_344_640 - 1536 * 128)
     assert small.bytes_per_step('int8') == 1_344_640 - 1536 * 128
 
 
@@ -50,16 +50,16 @@ def test_continuous_and_static_batching_are_compared(benchmark):
 def test_the_table_shows_what_is_wanted_and_warns_of_a_busy_machine(benchmark):
     row = {
         'name': '124M, batch 1, f32', 'tokens_per_second': 30.0, 'transformers': 20.0, 'ratio': 1.5, 'best_ratio': 1.25,
-        'of_copy': 0.6, 'best_of_copy': 0.7, 'copy_gigabytes_per_second': 20.0,
+        'of_copy': 0.6, 'copy_gigabytes_per_second': 20.0,
     }  # fmt: skip
     result = {
         'date': '2026-01-01', 'command': 'x', 'processor': 'y', 'cores': 2, 'versions': [], 'rounds': 1, 'tokens': 4,
         'busy': 0.0, 'decode': [row],
-        'batching': {'ratio': 2.0, 'ideal': 2.5, 'requests': 96, 'mean_length': 64},
+        'batching': {'ratio': 2.0, 'least': 1.9, 'shrinking': 1.5, 'ideal': 2.5, 'requests': 96, 'mean_length': 64},
         'latency': {'streams': 64, 'median_ms': 1.0, 'p99_ms': 2.0},
     }  # fmt: skip
     text = benchmark.table(result)
-    assert '| 124M, batch 1, f32 | 30.0 | 20.0 | 1.50x | 1.25x | 1.1x | 60% | 70% |' in text.splitlines()
+    assert '| 124M, batch 1, f32 | 30.0 | 20.0 | 1.50x | 1.25x | 1.5x | 60% |' in text.splitlines()
     assert 'Other programs' not in text
     result['busy'] = 0.4
     assert 'Other programs used 40% of the cores' in benchmark.table(result)
