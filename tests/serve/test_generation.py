@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from pretrax.serve.access import Keys
+from pretrax.serve.generation import Generation
 from pretrax.serve.limits import Limits
 from serve.calls import PATIENCE, call, connection, eventually, metric
 from serve.stub_engine import Running, stub_service
@@ -279,3 +280,23 @@ def test_a_swap_that_fails_leaves_the_engine_as_it_was(slow, capfd):
     assert (answer[0], answer[2]['system_fingerprint']) == (200, 'step-100')
     assert call(slow, '/v1/models')[2]['data'][0]['step'] == 100
     assert 'the checkpoint is gone' in capfd.readouterr().err
+
+
+def test_the_last_tokens_of_all_streams_come_before_the_end_of_any(monkeypatch):
+    """Eight answers of one block. The engine takes the first alone, and the others together."""
+    order, send = [], Generation._send
+
+    async def noted(self, channel, events):
+        order.append('end' if events[-1:] == [None] else 'news')
+        await send(self, channel, events)
+
+    monkeypatch.setattr(Generation, '_send', noted)
+    with running(slots=8) as server, contextlib.ExitStack() as stack:
+        server.engine.blocked.clear()
+        body = {'prompt': 'x', 'max_tokens': 3, 'stream': True}
+        for _ in range(8):
+            stack.enter_context(connection(server, '/v1/completions', body))
+        eventually(lambda: metric(server, 'pretrax_admitted') == 8)
+        server.engine.blocked.set()
+        eventually(lambda: order.count('end') == 8)
+    assert order[-7:] == ['end'] * 7

@@ -134,6 +134,7 @@ class Generation:
                     choice = self.choices[index]
                     events.append(self.format.event(choice, self.format.delta(choice, delta)))
             await self._send(send, events)
+        await asyncio.sleep(0)  # the tokens of other streams come before the end of this one
         last = [self.format.usage(self.choices)] if self.format.with_usage else []
         await self._send(send, [*last, None])
 
