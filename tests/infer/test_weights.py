@@ -62,6 +62,8 @@ def test_int8_weights_are_within_half_of_their_scale(family):
             continue
         for i, layer in enumerate(served.layers):
             values = np.asarray(layer.weights.named()[name])
+            stored = np.asarray(served.stored[i].weights.named()[name])
+            assert stored.shape[-1] == values.shape[{'o': 1}.get(name, -2 if name.startswith('expert_') else 0)]
             assert values.dtype == np.int8
             inputs = {'o': (0, 1)}.get(name, (1,) if name.startswith('expert_') else (0,))
             scale = np.expand_dims(np.asarray(getattr(layer.scales, name)), inputs)

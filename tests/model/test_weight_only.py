@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pretrax.model import weight_only
 from pretrax.model.weight_only import grouped_product, quantize, scaled_product
 from pretrax.shardlib import f32, i8, i32, num, typed_shard_map
 from small import mesh_of
@@ -78,6 +79,16 @@ def test_a_token_alone_gives_the_same_bits_as_in_a_batch():
     np.testing.assert_array_equal(together, np.concatenate(apart, axis=1))
 
 
+@pytest.mark.parametrize('outputs', [96, 97])
+@pytest.mark.parametrize('rows', [2, 32, 34])
+def test_sums_of_a_large_matrix_are_exact(outputs, rows, monkeypatch):
+    """It is multiplied in blocks if their number divides its outputs and there are few rows."""
+    monkeypatch.setattr(weight_only, '_BLOCK', 1024)
+    x, w = (RNG.integers(-127, 128, (n, 64), np.int8) for n in (rows, outputs))
+    found = jax.jit(weight_only._exact_sums)(x, w)
+    np.testing.assert_array_equal(found, x.astype(np.int64) @ w.astype(np.int64).T)
+
+
 @pytest.mark.parametrize('method', ['blocks', 'ragged'])
 def test_each_row_meets_the_matrix_of_its_group(method):
     w = RNG.standard_normal((3, 64, 8)).astype(np.float32)
@@ -105,5 +116,5 @@ def test_a_cpu_multiplies_int8_and_other_hardware_the_compute_dtype():
         for platform in ('cpu', 'cuda'):
             text = jax.jit(head).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
             dots[platform] = [line for line in text.splitlines() if 'dot_general' in line]
-    assert ['xi8>, tensor<100x64xi8>' in line for line in dots['cpu']] == [True]
+    assert ['tensor<1x100x64xi8>, tensor<1x2x64xi8>' in line for line in dots['cpu']] == [True]
     assert ['xbf16>, tensor<100x64xbf16>' in line for line in dots['cuda']] == [True]

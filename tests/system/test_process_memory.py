@@ -1,5 +1,5 @@
-"""`pretrax train` asks for huge pages that it keeps by starting itself again, once,
-and leaves alone what was decided.
+"""Verbs that run a model ask for huge pages that they keep, by starting themselves again, once,
+and leave alone what was decided.
 """
 
 import os
@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from pretrax import cli
 from pretrax.system import process_memory
 from pretrax.system.process_memory import with_kept_memory
 
@@ -54,6 +55,19 @@ def test_the_program_starts_again_once_with_its_arguments(given):
     lines = done.stdout.splitlines()
     assert lines[:-1] == ['started'] * (1 if given else 2)
     assert lines[-1] == f"['train', 'a b=c'] {given or ASKED}"
+
+
+@pytest.mark.parametrize(
+    ('verb', 'asks'), [('train', True), ('generate', True), ('serve', True), ('eval', True), ('report', False)]
+)
+def test_verbs_that_run_a_model_ask(verb, asks, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(cli, 'ask_for_kept_memory', lambda: asked.append(verb))
+    monkeypatch.setattr(sys, 'argv', ['pretrax', verb, '--help'])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    assert asked == [verb] * asks
 
 
 @pytest.mark.parametrize(

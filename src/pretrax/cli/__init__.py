@@ -21,12 +21,13 @@ from pretrax.errors import MISTAKE, OF_THE_SYSTEM, TRY_AGAIN, PrintableStream, U
 from pretrax.system.accelerators import skip_absent_accelerators
 from pretrax.system.process_memory import ask_for_kept_memory
 
-_WITH_JAX = (['train'], ['compile'], ['doctor'], ['eval'], ['generate'], ['serve'])  # verbs that compute
+_MODELS = (['train'], ['eval'], ['generate'], ['serve'])  # verbs that run a model
+_WITH_JAX = (*_MODELS, ['compile'], ['doctor'])
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; exits with 2 after a mistake of the user."""
-    if arguments is None and sys.argv[1:2] == ['train']:
+    if arguments is None and sys.argv[1:2] in _MODELS:
         ask_for_kept_memory()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # blocked by `ask_for_kept_memory`
     skip_absent_accelerators()

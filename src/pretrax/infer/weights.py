@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from pretrax.model.architecture import Architecture
@@ -95,10 +97,29 @@ class Outer:
 
 @pytree_dataclass
 class ServingWeights:
-    """The decoder."""
+    """The decoder. The inputs of an int8 matrix are the last dimensions of its array, as CPUs multiply it fastest."""
 
     outer: Outer
-    layers: tuple[ServingLayer, ...]
+    stored: tuple[ServingLayer, ...]
+
+    @property
+    def layers(self) -> tuple[ServingLayer, ...]:
+        """The layers, with the dimensions of each matrix in the order of its type."""
+
+        def restored(layer: ServingLayer) -> ServingLayer:
+            weights = layer.weights.named()
+            for name, w in weights.items():
+                if w.dtype == jnp.int8:
+                    weights[name] = jnp.transpose(w, np.argsort(_outputs_first(name, w.ndim)))
+            return dataclasses.replace(layer, weights=Layer.from_named(weights))
+
+        return tuple(map(restored, self.stored))
+
+
+def _outputs_first(name: str, ndim: int) -> list[int]:
+    """The axes of the array of a matrix, those of its inputs last."""
+    inputs = [axis - 1 for axis in np.atleast_1d(MATRICES[name][0])]
+    return [axis for axis in range(ndim) if axis not in inputs] + inputs
 
 
 def serving_weights(weights: Weights, model: Transformer, kind: WeightKind = 'compute') -> ServingWeights:
@@ -116,6 +137,12 @@ def _program(arch: Architecture, dtype: DTypeLike, kind: WeightKind, mesh: Any) 
     """Compiled once, since a server that follows a run converts its weights again and again."""
     make = functools.partial(_convert, dtype, kind, arch, mesh.shape['e'])
     layer = make_shardings(ServingLayer, mesh)
+    weights = layer.weights.named()
+    for name in weights:
+        if _is_rounded(name, kind, mesh.shape['e']):
+            spec = weights[name].spec
+            weights[name] = NamedSharding(mesh, PartitionSpec(*(spec[i] for i in _outputs_first(name, len(spec)))))
+    layer = dataclasses.replace(layer, weights=Layer.from_named(weights))
     shardings = ServingWeights(make_shardings(Outer, mesh), (layer,) * arch.n_layers)
     return jax.jit(make, out_shardings=shardings)
 
@@ -124,10 +151,10 @@ def _convert(dtype: DTypeLike, kind: WeightKind, arch: Architecture, e: int, w: 
     layers, scales = {}, {}
     stacked: Any = w.layers
     for name, values in stacked.named().items():
-        exact = name == 'kv_b' or (name.startswith('expert_') and e > 1)
-        if name in MATRICES and kind == 'int8' and not exact:
-            inputs, _ = MATRICES[name]
-            layers[name], scales[name] = quantize(values, inputs if isinstance(inputs, tuple) else (inputs,))
+        if _is_rounded(name, kind, e):
+            matrices, scales[name] = quantize(values, tuple(np.atleast_1d(MATRICES[name][0])))
+            order = _outputs_first(name, values.ndim - 1)
+            layers[name] = jnp.transpose(matrices, (0, *(axis + 1 for axis in order)))
         else:
             layers[name] = values.astype(dtype) if name in MATRICES else values
     unembed, unembed_scale = w.unembed, None
@@ -141,3 +168,9 @@ def _convert(dtype: DTypeLike, kind: WeightKind, arch: Architecture, e: int, w: 
     weights, scale = Stack(layers, names), Stack(scales, names)
     each = [ServingLayer(Layer.from_named(weights.layer(i)), Scales(**scale.layer(i))) for i in range(arch.n_layers)]
     return ServingWeights(outer, tuple(each))
+
+
+def _is_rounded(name: str, kind: WeightKind, e: int) -> bool:
+    """Whether a weight of a layer is stored in int8."""
+    exact = name == 'kv_b' or (name.startswith('expert_') and e > 1)
+    return kind == 'int8' and name in MATRICES and not exact

@@ -7,6 +7,7 @@ multiplies.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 
 import jax
@@ -16,6 +17,8 @@ from jax.typing import DTypeLike
 from pretrax.shardlib import einsum
 
 _LARGEST = 127 * 256 + 127  # whose halves are 127 and 127
+_FEW_ROWS = 32  # two for each token; from 64 on, packing the matrix pays
+_BLOCK = 4 << 20  # bytes
 
 
 def quantize(w: jax.Array, inputs: Sequence[int]) -> tuple[jax.Array, jax.Array]:
@@ -73,7 +76,7 @@ def _converted(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _in_halves(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
-    """(256 high + low) w, where high and low are int8."""
+    """(256 high + low) w, where high and low are int8. Outputs are the last dimensions of the result."""
     operands, y = equation.split('->')
     of_x, of_w = operands.split(',')
     x = x.astype(jnp.float32)
@@ -82,6 +85,28 @@ def _in_halves(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
     fixed = jnp.round(x / unit).astype(jnp.int32)
     high = (fixed + 128) >> 8
     halves = jnp.stack([high, fixed - (high << 8)]).astype(jnp.int8)
-    sums = jnp.einsum(f'z{of_x},{of_w}->z{y}', halves, w, preferred_element_type=jnp.int32).astype(jnp.float32)
+    outputs, contracted = ([letter for letter in of_w if (letter in y) == is_output] for is_output in (True, False))
+    assert of_x.endswith(''.join(contracted)), equation
+    matrix = jnp.einsum(f'{of_w}->{"".join(outputs + contracted)}', w)
+    width = math.prod(x.shape[i] for i in inputs)
+    sums = _exact_sums(halves.reshape(-1, width), matrix.reshape(-1, width)).astype(jnp.float32)
+    sums = sums.reshape(2, *x.shape[: -len(inputs)], *matrix.shape[: len(outputs)])
     unit = jnp.squeeze(unit, inputs)  # the first dimensions of the result are those of x
-    return (256 * sums[0] + sums[1]) * unit.reshape(*unit.shape, *(1,) * (len(y) - unit.ndim))
+    return (256 * sums[0] + sums[1]) * unit.reshape(*unit.shape, *(1,) * len(outputs))
+
+
+def _exact_sums(rows: jax.Array, matrix: jax.Array) -> jax.Array:
+    """i32 [rows, outputs] of int8 rows and an int8 matrix [outputs, inputs].
+
+    XLA for CPUs packs the right operand in each product, and rounds the left one to another format. So if there are few
+    rows, they are the right one, and a large matrix is converted in blocks, which stay in the cache of the processor.
+    """
+    if len(rows) > _FEW_ROWS:
+        return jax.lax.dot_general(rows, matrix, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
+    n = len(matrix)
+    blocks = next(k for k in (64, 32, 16, 8, 4, 2, 1) if n % k == 0 and (k == 1 or matrix.size > k // 2 * _BLOCK))
+    matrices, many = matrix.reshape(blocks, n // blocks, -1), jnp.broadcast_to(rows, (blocks, *rows.shape))
+    batched = ((2,), (2,)), ((0,), (0,))
+    sums = jax.lax.dot_general(matrices, many, batched, preferred_element_type=jnp.int32)
+    # The barrier keeps XLA from exchanging the operands.
+    return jax.lax.optimization_barrier(sums).reshape(n, len(rows)).T

@@ -2,9 +2,9 @@
 
 Each step allocates its arrays again, and Linux provides new memory in pages of 4 kB, each filled with zeros. glibc can
 use pages of 2 MB and keep freed memory for later allocations, but only if it is configured before the program starts.
-So `pretrax train` restarts itself once at its beginning (measurements: benchmarks/lab-notes.md). If GLIBC_TUNABLES sets
-one of these options already, none is changed. A debugger would lose a process that restarts, so that a debugged one
-does not.
+So a verb that runs a model restarts itself once at its beginning (measurements: benchmarks/lab-notes.md). If
+GLIBC_TUNABLES sets one of these options already, none is changed. A debugger would lose a process that restarts, so
+that a debugged one does not.
 """
 
 import ctypes
