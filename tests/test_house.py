@@ -188,7 +188,7 @@ TESTED_BY = {
     'launch/test_tpu_vm.py': 'cli/launch/tpu_vm',
     'launch/test_node.py': 'launch/crash cli/launch/node',
     'launch/test_record.py': 'cli/launch/logs cli/launch/status cli/launch/stop launch/engine launch/foreground',
-    'model/test_attention.py': 'model/scores model/xla_cpu',
+    'model/test_attention.py': 'model/long_attention model/scores model/xla_cpu',
     'model/test_eight_bits.py': 'model/numerics',
     'model/test_families.py': 'model/choices model/options/attention model/options/feed_forward tables',
     'model/test_option_names.py': 'model/options/decoder model/options/section',

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrax.model import attention
+from pretrax.model import attention, long_attention
 from pretrax.model.attention import attend
 from pretrax.model.attention_kernels import Kernel
 from pretrax.model.scores import Scores
@@ -63,10 +63,16 @@ def blockwise(q, k, v, segments, dout, scores):
     return both(q, k, v)
 
 
+def shrink(monkeypatch, which, size):
+    """Makes blocks of `size` tokens: those of short sequences, or of long ones, which are then all that are longer."""
+    monkeypatch.setattr(attention, which, size)
+    monkeypatch.setattr(long_attention, 'MOST', size)
+
+
 @pytest.mark.parametrize('blocks', ['BLOCK', 'SHORT'])
 @pytest.mark.parametrize('length', [7, 8, 9, 16, 21])
 def test_blockwise_equals_the_formula(length, blocks, monkeypatch):
-    monkeypatch.setattr(attention, blocks, 8)
+    shrink(monkeypatch, blocks, 8)
     arrays = example(length)
     for actual, expected in zip(blockwise(*arrays, PLAIN), formula(*arrays), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
@@ -83,7 +89,7 @@ def test_blockwise_equals_the_formula(length, blocks, monkeypatch):
 )
 def test_windows_and_caps_equal_the_formula(window, cap, blocks, monkeypatch):
     """Windows shorter than a block of queries, as long, over several blocks, and longer than the row."""
-    monkeypatch.setattr(attention, blocks, 8)
+    shrink(monkeypatch, blocks, 8)
     arrays = example(21)
     expected = formula(*arrays, 1.7, cap or np.inf, window)
     for actual, exact in zip(blockwise(*arrays, Scores(1.7, cap, window)), expected, strict=True):
@@ -92,7 +98,7 @@ def test_windows_and_caps_equal_the_formula(window, cap, blocks, monkeypatch):
 
 def test_blocks_outside_the_window_are_not_computed(monkeypatch):
     """With a window the products grow with L, not with L^2: XLA counts them."""
-    monkeypatch.setattr(attention, 'BLOCK', 32)
+    shrink(monkeypatch, 'BLOCK', 32)
 
     def flops(length, window):
         shape = lambda n: jax.ShapeDtypeStruct((1, length, n, 64), jnp.float32)  # noqa: E731
@@ -106,7 +112,7 @@ def test_blocks_outside_the_window_are_not_computed(monkeypatch):
 
 def test_blocks_never_hold_a_square_matrix(monkeypatch):
     """Twice the length costs about twice the memory of the forward and backward pass, not four times."""
-    monkeypatch.setattr(attention, 'BLOCK', 64)
+    shrink(monkeypatch, 'BLOCK', 64)
 
     def memory(length):
         shape = lambda n: jax.ShapeDtypeStruct((1, length, n, D), jnp.float32)  # noqa: E731
@@ -121,7 +127,7 @@ def test_blocks_never_hold_a_square_matrix(monkeypatch):
 @pytest.mark.parametrize('length', [8, 20])
 def test_documents_do_not_see_each_other(length, monkeypatch):
     """Changing one document changes no bit of the outputs and gradients of the others."""
-    monkeypatch.setattr(attention, 'BLOCK', 8)
+    shrink(monkeypatch, 'BLOCK', 8)
     q, k, v, segments, dout = example(length)
     segments[:] = np.repeat([1, 2, 3], [length // 4, length // 4, length - length // 2])
     call = jax.jit(lambda q, k, v: jax.vjp(lambda *qkv: attend(*qkv, segments, BLOCKWISE, PLAIN), q, k, v)[1](dout))

@@ -12,6 +12,7 @@ import reference
 from decoders import decoder_options
 from parallel.cases import DENSE, DROPOUT, gradients, largest
 from pretrax.errors import UserError
+from pretrax.model import attention, long_attention
 from pretrax.model.architecture import resolve
 from pretrax.model.attention_kernels import choose_kernel
 from pretrax.model.dropout import kept
@@ -63,7 +64,10 @@ def masks_of(key, arch, rows, length):
     'options',
     [GPT2 | DROPOUT, pytest.param(DENSE | DROPOUT | {'window': 0, 'z_loss': 0.0}, marks=pytest.mark.slow)],
 )
-def test_the_gradient_is_that_of_a_plain_decoder_with_the_same_masks(options):
+@pytest.mark.parametrize('longest', [512, 8])  # that keeps its probabilities
+def test_the_gradient_is_that_of_a_plain_decoder_with_the_same_masks(options, longest, monkeypatch):
+    monkeypatch.setattr(attention, 'BLOCK', longest)
+    monkeypatch.setattr(long_attention, 'MOST', longest)
     with np.errstate(over='ignore'):
         model, key, batch = transformer(options), jax.random.key(3), random_batch(ROWS)
         weights, masks = random_weights(model), masks_of(key, model.arch, *batch.tokens.shape)

@@ -27,7 +27,7 @@ from pretrax.huggingface.configs import write_config
 from pretrax.huggingface.names import TABLES
 from pretrax.huggingface.weights import tensors_of
 from pretrax.infer.generate import generate
-from pretrax.model import attention
+from pretrax.model import attention, long_attention
 from pretrax.model.axes import TOKENS
 from pretrax.model.loss import Batch
 from pretrax.model.weights import Weights
@@ -44,6 +44,7 @@ COLUMNS = ('logits', 'loss', 'gradients', 'packed documents', 'generation', 'exp
 @pytest.fixture(autouse=True)
 def several_blocks_of_queries(monkeypatch):
     monkeypatch.setattr(attention, 'BLOCK', 20)
+    monkeypatch.setattr(long_attention, 'MOST', 20)
 
 
 def computes(model, monkeypatch):

@@ -18,6 +18,7 @@ from pretrax.model.context import ring_attention
 from pretrax.model.dropout import drop_probabilities, seeds_of_heads
 from pretrax.model.latent_attention import LatentWeights, latent_queries_keys_values
 from pretrax.model.layer_spec import LayerSpec, Tokens
+from pretrax.model.long_attention import long_attention
 from pretrax.model.matmul import add_bias, product
 from pretrax.model.norm import qk_norm, v_norm
 from pretrax.model.part import Part
@@ -41,8 +42,8 @@ from pretrax.shardlib import (
     vary_together,
 )
 
-BLOCK = 512  # queries that the blockwise kernel handles at once in sequences that are longer than this
-SHORT = 128  # and in shorter ones
+BLOCK = 512  # tokens of the longest sequence whose probabilities the blockwise kernel keeps for the backward pass
+SHORT = 128  # queries that it then handles at once
 
 
 def kept_probabilities(kernel: Kernel, length: int) -> float:
@@ -291,41 +292,17 @@ def _blockwise(
     sinks: f32['H/t/c'] | None,
     seeds: u32['B/r/d/e L two'] | None,
 ) -> num['B/r/d/e L H/t/c D']:
-    """Plain XLA: blocks of queries, each with the keys that it may see, which is about half of them.
-
-    In a long sequence, the probabilities of one block exist at a time, and the backward pass computes them again.
-    """
+    """Plain XLA: blocks of queries, each with the keys that it may see, which is about half of them."""
     length = q.shape[1]
+    if length > BLOCK:
+        return long_attention(q, k, v, segments, scores, sinks, seeds)
     of_heads = None if seeds is None else seeds_of_heads(seeds, k.shape[2], q.shape[2], 't c')
-    is_long = length > BLOCK
-    size, attend_block = (BLOCK, jax.checkpoint(_block, static_argnums=(0, 1, 2))) if is_long else (SHORT, _block)
     outputs = []
-    for start in range(0, length, size):
+    for start in range(0, length, SHORT):
         first = max(0, start - scores.window + 1) if scores.window else 0  # the first key that the block sees
-        queries, keys = slice(start, start + size), slice(first, start + size)
-        q_block = q[:, queries]
-        if is_long and outputs:
-            # A block begins when the one before is done; otherwise XLA computes all at once, in L^2 memory.
-            q_block, outputs[-1] = jax.lax.optimization_barrier((q_block, outputs[-1]))
-        arrays = q_block, k[:, keys], v[:, keys], segments[:, queries], segments[:, keys]
+        queries, keys = slice(start, start + SHORT), slice(first, start + SHORT)
+        distance = np.arange(length)[queries, None] - np.arange(length)[None, keys]
+        visible = scores.sees(distance) & (segments[:, queries, None] == segments[:, None, keys])
         own = None if of_heads is None else of_heads[:, queries]
-        outputs.append(attend_block(scores, start - first, first, *arrays, sinks, own))
+        outputs.append(dot_product_attention(q[:, queries], k[:, keys], v[:, keys], visible, scores, sinks, own, first))
     return save(jnp.concatenate(outputs, axis=1), 'attention')
-
-
-def _block(
-    scores: Scores,
-    start: int,
-    first_key: int,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    q_segments: i32['B L'],
-    k_segments: i32['B S'],
-    sinks: f32['H'] | None,
-    seeds: u32['B L K G two'] | None,
-) -> jax.Array:
-    """Attention of a block of queries. The first query is at the position of `k[:, start]`."""
-    distance = np.arange(start, start + q.shape[1])[:, None] - np.arange(k.shape[1])[None, :]
-    visible = scores.sees(distance) & (q_segments[:, :, None] == k_segments[:, None, :])
-    return dot_product_attention(q, k, v, visible, scores, sinks, seeds, first_key)
