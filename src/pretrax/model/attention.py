@@ -295,7 +295,7 @@ def _blockwise(
     """Plain XLA: blocks of queries, each with the keys that it may see, which is about half of them."""
     length = q.shape[1]
     if length > BLOCK:
-        return long_attention(q, k, v, segments, scores, sinks, seeds)
+        return long_attention((q, k, v), segments, scores, sinks, seeds)
     of_heads = None if seeds is None else seeds_of_heads(seeds, k.shape[2], q.shape[2], 't c')
     outputs = []
     for start in range(0, length, SHORT):

@@ -25,9 +25,7 @@ _dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def long_attention(
-    q: num['B L H D_qk'],
-    k: num['B L K D_qk'],
-    v: num['B L K D'],
+    qkv: tuple[num['B L H D_qk'], num['B L K D_qk'], num['B L K D']],
     segments: i32['B L'],
     scores: Scores,
     sinks: jax.Array | None = None,
@@ -38,14 +36,13 @@ def long_attention(
     The scores and the softmax are f32; the result has the dtype of v. Heads are those of one device.
 
     Args:
-        q: queries.
-        k: keys.
-        v: values.
+        qkv: queries, keys and values.
         segments: the number of each token's document.
         scores: the divisor, sqrt(D) in most families, the soft cap, and the window.
         sinks: f32[H], one more score of each head, without a value.
         seeds: u32[B, L, 2], random words of each token, for dropout of the probabilities; None: none are dropped.
     """
+    q, k, v = qkv
     heads, kv_heads = q.shape[2], k.shape[2]
     grouped = jnp.moveaxis(q.reshape(*q.shape[:2], kv_heads, -1, q.shape[3]), 1, 3)  # [B, K, G, L, D]
     own = None if seeds is None else jnp.moveaxis(seeds_of_heads(seeds, kv_heads, heads, 't c'), 1, 3)
