@@ -12,7 +12,10 @@ from pretrax import cli
 from pretrax.system import process_memory
 from pretrax.system.process_memory import with_kept_memory
 
-ASKED = 'glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=536870912:glibc.malloc.trim_threshold=1099511627776:glibc.malloc.arena_max=1'
+ASKED = (
+    'glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=536870912:glibc.malloc.trim_threshold=1099511627776:'
+    'glibc.malloc.arena_max=1'
+)
 
 
 @pytest.fixture
