@@ -1,6 +1,7 @@
 """Attention over sequences that four devices share out is that of one device, in value and gradient."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -130,6 +131,29 @@ def test_the_backward_pass_does_not_repeat_the_ring_of_the_forward_pass():
         return program.as_text().count(' collective-permute(')
 
     assert sent('attention') == sent('all') < sent('none')
+
+
+def test_masks_of_a_ring_exist_one_block_at_a_time():
+    """They depend on no layer: JAX would compute those of all hops before the loop over the layers, and keep them."""
+    mesh = mesh_of(c=4)
+    model = transformer(LLAMA | {'layers': 'scan', 'save': 'none', 'context': 'ring'}, mesh)
+    batch = random_batch(4)
+    with jax.set_mesh(mesh):
+        jaxpr = jax.make_jaxpr(make_gradients(model, 1))(random_weights(model), batch, jax.random.key(0))
+    rows, length = batch.tokens.shape
+    chunk = length // (2 * 4)
+    masks = [x.aval.shape for x in values(jaxpr) if x.aval.dtype == bool and x.aval.ndim > 3]
+    assert masks
+    assert max(math.prod(shape) for shape in masks) <= rows * model.arch.attention.n_heads * chunk**2
+
+
+def values(jaxpr):
+    """The results of all equations of a program, those inside others too."""
+    for equation in jaxpr.eqns:
+        yield from equation.outvars
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, 'eqns')):
+            if hasattr(inner, 'eqns'):
+                yield from values(inner)
 
 
 def test_every_device_of_a_ring_does_the_same_work():

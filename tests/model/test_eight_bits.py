@@ -15,7 +15,7 @@ from model.test_matmul import dots
 from pretrax.config import schema
 from pretrax.errors import UserError
 from pretrax.model import eight_bits, numerics
-from pretrax.model.matmul import grouped_product, product
+from pretrax.model.matmul import product
 from pretrax.model.numerics import Format, choose_numerics, unsupported_experts
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
@@ -173,39 +173,6 @@ def test_a_sum_that_may_overflow_is_refused():
         simple('int8', np.ones((2, terms), np.float32), np.ones((terms, 2), np.float32))
 
 
-@pytest.mark.parametrize(('kind', 'error'), [('int8', 0.02), ('fp8', 0.12)])
-def test_grouped_products_in_eight_bits(kind, error):
-    """Rows in blocks, each with its own group's matrix, on a mesh and on one device."""
-    rng = np.random.default_rng(0)
-    x, dy = (rng.standard_normal((32, width)).astype(np.float32) for width in (16, 24))
-    w = rng.standard_normal((3, 16, 24)).astype(np.float32) * np.array([0.1, 1, 10], np.float32)[:, None, None]
-    groups = np.array([0, 0, 1, 1, 1, 2, 2, 2], np.int32)
-    rows = np.repeat(groups, 4)
-
-    def run(mesh):
-        @typed_shard_map
-        def both(
-            x: f32['N/d M'], w: f32['E M F/t'], dy: f32['N/d F/t'], groups: num['G/d'], seed: num['two']
-        ) -> tuple[f32['N/d F/t'], f32['N/d M'], f32['E M F/t']]:
-            def loss(x, w):
-                y = grouped_product('N/d M, E M F/t -> N/d F/t', x, w, Format(kind, seed), groups, 'blocks')
-                return psum('d t', jnp.sum(y * dy)), y
-
-            (_, y), (dx, dw) = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, defer_reduction('d', w))
-            return y, dx, psum('d', dw)
-
-        with jax.set_mesh(mesh):
-            return jax.device_get(jax.jit(both)(x, w, dy, groups, SEED))
-
-    y, dx, dw = run(mesh_of())
-    exact_dw = np.stack([x[rows == g].T @ dy[rows == g] for g in range(3)])
-    exact = np.einsum('nm,nmf->nf', x, w[rows]), np.einsum('nf,nmf->nm', dy, w[rows]), exact_dw
-    for g in range(3):  # a group with small matrices is as exact as one with large ones
-        mine = rows == g
-        assert_same((y[mine], dx[mine], dw[g]), (exact[0][mine], exact[1][mine], exact_dw[g]), rtol=error)
-    assert_same(run(mesh_of(d=2, t=2)), (y, dx, dw), rtol=1e-4)
-
-
 def decoder(options, mesh, matmul, exempt, dtype=jnp.float32):
     request = ModelRequest(
         VOCAB, LENGTH, None, dtype, 'cpu', dict(mesh.shape), device_kind='a CPU', matmul=matmul, exempt=exempt
@@ -322,16 +289,14 @@ def test_the_report_says_slow_for_a_device_without_hardware(kind, platform, devi
 def test_unsupported_experts_and_stages_are_reported_or_refused():
     mesh = mesh_of()
     arch = decoder(MIXTURE, mesh, 'compute', numerics.EXEMPT).arch
-    layers, mesh_of_e, stages = Layer.products_in(arch), dict(mesh_of(e=2).shape), dict(mesh_of(p=2).shape)
-    ragged = unsupported_experts(arch, 'ragged', mesh.shape)
-    chosen, line = choose_numerics('int8', ('head',), layers, ragged, dict(mesh.shape), 'tpu', 'TPU v5e')
+    layers, stages = Layer.products_in(arch), dict(mesh_of(p=2).shape)
+    experts = unsupported_experts(arch)
+    chosen, line = choose_numerics('int8', ('head',), layers, experts, dict(mesh.shape), 'tpu', 'TPU v5e')
     assert chosen.blocks[0]['expert_up'] == 'compute'
     assert chosen.blocks[0]['shared_up'] == 'int8'
-    assert 'expert_up too: jax.lax.ragged_dot does not support it' in line
-    sharded = unsupported_experts(arch, 'blocks', mesh_of_e)
-    chosen, line = choose_numerics('fp8', ('head',), layers, sharded, mesh_of_e, 'cuda', 'NVIDIA H200')
-    assert chosen.blocks[0]['expert_up'] == 'compute'
-    assert 'expert_up too: experts sharded over e do not support it' in line
+    assert 'expert_up too: products of rows by expert do not support it' in line
+    with_capacity = decoder(MIXTURE | {'capacity': 1.5}, mesh, 'compute', numerics.EXEMPT).arch
+    assert unsupported_experts(with_capacity) == ''
     four = Layer.products_in(decoder(LLAMA | {'n_layers': 4}, mesh, 'compute', ()).arch)
     with pytest.raises(UserError, match=r"the stages of mesh.p = 2 run one program\n.*exempt='\[head\]'"):
         choose_numerics('fp8', numerics.EXEMPT, four, '', stages, 'cuda', 'NVIDIA H200')

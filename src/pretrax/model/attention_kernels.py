@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from pretrax.errors import UserError
@@ -106,6 +107,8 @@ def _splash_obstacle(platform: str, sequence_length: int, d_head: int) -> str | 
             f'it needs a sequence length that is a multiple of 128 and a d_head that is a multiple of 64, not '
             f'{sequence_length} and {d_head}'
         )
+    if sequence_length**2 // (1024 * 512) * 3 > 2**20:  # 3 bytes for each block of scores in the queries' kernel
+        return f'its table of blocks does not fit the scalar memory for sequences above 428,079 tokens, such as {sequence_length}'
     return None
 
 
@@ -228,7 +231,15 @@ def splash(
     del kernel
     length, heads = q.shape[1], q.shape[2]
     square = (length, length)
-    seen = masks.LocalMask(square, (scores.window - 1, 0), 0) if scores.window else masks.CausalMask(square)
+
+    class Causal(masks.CausalMask):
+        def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
+            """A block of the mask; one value, if all have it: JAX reads every block, and there are L^2 / 2^20."""
+            queries, keys = index
+            full = queries.start >= keys.stop - 1
+            return np.full((1, 1), full) if full or queries.stop <= keys.start else super().__getitem__(index)
+
+    seen = masks.LocalMask(square, (scores.window - 1, 0), 0) if scores.window else Causal(square)
     mask = masks.MultiHeadMask([seen] * heads)
     blocks = kernels.BlockSizes(*splash_blocks(length, scores.window))
 

@@ -306,6 +306,7 @@ def _chunk_forward(scores: Scores, sums: Softmax, queries: Queries, keys: Chunk)
 
     def block(_: None, one: tuple) -> tuple[None, Softmax]:
         (q, segments, seeds, within), sums = one
+        q, within = jax.lax.optimization_barrier((q, within))  # or all masks exist before the loop over the layers
         score = _scores(q, k, scores)
         visible = _visible(segments, queries.start + within, k_segments, k_start, scores)
         score = jnp.where(visible, score, HIDDEN)
@@ -331,6 +332,7 @@ def _chunk_backward(
     def block(carry: tuple, one: tuple) -> tuple[tuple, jax.Array]:
         d_k, d_v = carry
         (q, segments, seeds, within), (d_out, log_z, mean) = one
+        q, within = jax.lax.optimization_barrier((q, within))  # or all masks exist before the loop over the layers
         score = _scores(q, k, scores)
         visible = _visible(segments, queries.start + within, k_segments, k_start, scores)
         probability = jnp.where(visible, jnp.exp(score - log_z[..., None]), 0.0)

@@ -45,17 +45,6 @@ def product(kind: Kind, spec: str, x: jax.Array, w: jax.Array, seed: Seed) -> ja
     return einsum(spec, x, w, dot=lambda _, x, w: _product(kind, types, x, w, seed))
 
 
-def grouped_product(kind: Kind, spec: str, x: jax.Array, w: jax.Array, seed: Seed, groups: jax.Array) -> jax.Array:
-    """Multiplies each block of rows of x by the matrix of its group: `matmul.grouped_product`, method 'blocks'."""
-    types = _Types(*(dims[-n:] for dims, n in zip(_types(spec), (2, 3, 2), strict=True)))
-
-    def dot(_: str, x: jax.Array, w: jax.Array) -> jax.Array:
-        y = _grouped(kind, types, x.reshape(-1, x.shape[-1]), w.reshape(-1, *w.shape[-2:]), seed, groups)
-        return y.reshape(*x.shape[:-1], -1)
-
-    return einsum(spec, x, w, dot=dot)
-
-
 def _types(spec: str) -> '_Types':
     operands, after = spec.split('->')
     x, w = operands.split(',')
@@ -101,75 +90,6 @@ def _backward(kind: Kind, types: _Types, residuals: tuple, dy: jax.Array) -> tup
 
 
 _product.defvjp(_forward, _backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _grouped(kind: Kind, types: _Types, x: jax.Array, w: jax.Array, seed: Seed, groups: jax.Array) -> jax.Array:
-    return _grouped_forward(kind, types, x, w, seed, groups)[0]
-
-
-def _grouped_forward(
-    kind: Kind, types: _Types, x: jax.Array, w: jax.Array, seed: Seed, groups: jax.Array
-) -> tuple[jax.Array, tuple]:
-    w = w.astype(x.dtype)
-    return _times_group(kind, Operand(x, types.x), Operand(w, types.w), groups), (x, w, seed, groups)
-
-
-def _grouped_backward(
-    kind: Kind, types: _Types, residuals: tuple, dy: jax.Array
-) -> tuple[jax.Array, jax.Array, None, None]:
-    x, w, seed, groups = residuals
-    for_x, for_w = seeds_of(kind, seed)
-    dx = _times_group(kind, Operand(dy, types.y, True, for_x), Operand(w, types.w), groups)
-    dw = _group_gradients(
-        kind,
-        Operand(x, types.x),
-        Operand(dy, types.y, True, for_w),
-        groups,
-        jnp.zeros_like(w, _sums(kind, jnp.float32)),
-    )
-    return dx, dw, None, None
-
-
-_grouped.defvjp(_grouped_forward, _grouped_backward)
-
-
-def _times_group(kind: Kind, rows: Operand, matrices: Operand, groups: jax.Array) -> jax.Array:
-    """Each row times the matrix of its block's group, in the rows' dtype."""
-    summed = [rows.names[1]]
-    own = 1 if matrices.names[2] in summed else 2
-    x, x_scale = round_to(kind, rows, summed if kind == 'int8' else rows.names)
-    w, w_scale = round_to(kind, matrices, summed if kind == 'int8' else matrices.names[1:])
-    w, w_scale = (jnp.moveaxis(a, own, 1) for a in (w, w_scale))  # the summed dimension comes last
-    dtype = rows.values.dtype
-
-    def block(_: None, one: tuple) -> tuple[None, jax.Array]:
-        x, scale, group = one
-        w_here, w_scale_here = (jax.lax.dynamic_index_in_dim(a, group, keepdims=False) for a in (w, w_scale))
-        return None, scaled(dot(kind, x[None], w_here[None], dtype)[0], scale * w_scale_here.T, dtype)
-
-    every = blocks(x, groups), blocks(jnp.broadcast_to(x_scale, (x.shape[0], 1)), groups), groups
-    return jax.lax.scan(block, None, every)[1].reshape(x.shape[0], -1)
-
-
-def _group_gradients(kind: Kind, x: Operand, dy: Operand, groups: jax.Array, zero: jax.Array) -> jax.Array:
-    """For each group the sum over its rows of x[n] dy[n], in f32. All groups share a scale."""
-    _check_sum(kind, x.values.shape[0])
-    (a, a_scale), (b, b_scale) = (
-        round_to(kind, one, one.names[:1] if kind == 'int8' else one.names) for one in (x, dy)
-    )
-
-    def block(total: jax.Array, one: tuple) -> tuple[jax.Array, None]:
-        rows, d_rows, group = one
-        return total.at[group].add(dot(kind, rows.T[None], d_rows.T[None], jnp.float32)[0]), None
-
-    total = jax.lax.scan(block, zero, (blocks(a, groups), blocks(b, groups), groups))[0]
-    return scaled(total, a_scale.T * b_scale, jnp.float32)
-
-
-def blocks(x: jax.Array, groups: jax.Array) -> jax.Array:
-    """Rows, in blocks of one group each."""
-    return x.reshape(groups.shape[0], -1, x.shape[-1])
 
 
 def seeds_of(kind: Kind, seed: Seed) -> tuple[jax.Array, jax.Array]:

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pretrax.model import eight_bits, expert_kernels, weight_only
-from pretrax.model.eight_bits import blocks
 from pretrax.model.numerics import Format
 from pretrax.model.xla_cpu import materialize_gradient
 from pretrax.shardlib import all_gather, einsum, vary_together
@@ -63,16 +62,14 @@ def grouped_product(spec: str, x: jax.Array, w: jax.Array, how: Format, groups: 
         spec: types of x, w and the result.
         x: rows, sorted by group.
         w: f32, one matrix per group.
-        how: the format of the operands; eight bits need the method 'blocks'.
+        how: the format of the operands: the compute dtype, or int8 weights.
         groups: 'ragged': the number of rows of each group; 'blocks': the group of each block of rows. Blocks have one
             size.
         method: 'ragged' for `jax.lax.ragged_dot`, or 'blocks' for one product per block; see `choose_grouped`.
     """
     if how.scale is not None:
         return weight_only.grouped_product(spec, x, w, how.scale, groups, method)
-    if how.kind != 'compute':
-        assert method == 'blocks', method
-        return eight_bits.grouped_product(how.kind, spec, x, w, how.seed, groups)
+    assert how.kind == 'compute', how.kind
 
     def dot(_: str, x: jax.Array, w: jax.Array) -> jax.Array:
         y = _grouped_dot(method, x.reshape(-1, x.shape[-1]), w.reshape(-1, *w.shape[-2:]), groups)
@@ -148,7 +145,7 @@ def _times_group(method: str, x: jax.Array, w: jax.Array, groups: jax.Array, tra
             rows, group = one
             return None, _einsum(equation, rows, jax.lax.dynamic_index_in_dim(w, group, keepdims=False), x.dtype)
 
-        y = jax.lax.scan(block, None, (blocks(x, groups), groups))[1]
+        y = jax.lax.scan(block, None, (_blocks(x, groups), groups))[1]
         return y.reshape(x.shape[0], -1)
 
     return _by_kernel(functools.partial(expert_kernels.times_group, transposed=transposed), loop, x, w, groups)
@@ -165,7 +162,7 @@ def _group_gradients(method: str, x: jax.Array, dy: jax.Array, groups: jax.Array
 
     def loop(x: jax.Array, dy: jax.Array, groups: jax.Array) -> jax.Array:
         zero = jnp.zeros_like(w, jnp.float32)  # varies over the mesh as w and x do
-        return jax.lax.scan(block, zero, (blocks(x, groups), blocks(dy, groups), groups))[0]
+        return jax.lax.scan(block, zero, (_blocks(x, groups), _blocks(dy, groups), groups))[0]
 
     return _by_kernel(functools.partial(expert_kernels.group_gradients, n_groups=len(w)), loop, x, dy, groups)
 
@@ -176,6 +173,10 @@ def _by_kernel(kernel: Callable, loop: Callable, a: jax.Array, b: jax.Array, gro
     if small or expert_kernels.obstacle(a.dtype, a.shape[-1], *b.shape[-2:][b.ndim == 2 :]):
         return loop(a, b, groups)
     return jax.lax.platform_dependent(*vary_together(a, b, groups), cuda=kernel, default=loop)
+
+
+def _blocks(x: jax.Array, groups: jax.Array) -> jax.Array:
+    return x.reshape(groups.shape[0], -1, x.shape[-1])
 
 
 def _ragged(

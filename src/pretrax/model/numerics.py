@@ -137,18 +137,11 @@ def choose_numerics(
     return numerics, _describe(numerics, exempt, platform, device_kind, without)
 
 
-def unsupported_experts(arch: Architecture, grouped: str, mesh: Mapping[str, int]) -> str:
-    """Why the products of experts have no other format than the compute dtype; '': they may have one.
-
-    `grouped` is their method, see `matmul.choose_grouped`.
-    """
+def unsupported_experts(arch: Architecture) -> str:
+    """Why the products of experts have no other format than the compute dtype; '': they may have one."""
     if not arch.experts.n_experts or arch.experts.capacity is not None:
         return ''
-    if mesh['e'] > 1:
-        return 'experts sharded over e do not support it without model.experts.capacity'
-    if grouped == 'ragged':
-        return 'jax.lax.ragged_dot does not support it; with model.experts.capacity they are plain products'
-    return ''
+    return 'products of rows by expert do not support it; with model.experts.capacity they are plain products'
 
 
 def _check_stages(numerics: Numerics, mesh: Mapping[str, int]) -> None:

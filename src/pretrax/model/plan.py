@@ -115,7 +115,7 @@ def choose_plan(
         request.matmul,
         request.exempt,
         matrices,
-        unsupported_experts(arch, grouped, mesh),
+        unsupported_experts(arch),
         mesh,
         request.platform,
         request.device_kind,
