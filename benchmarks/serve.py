@@ -93,7 +93,7 @@ class Decoder:
             return cls(model, jax.jit(model.init)(jax.random.key(0)), mesh)
 
     def engine(self, slots: int, length: int, kind: WeightKind = 'compute', block: int = 8) -> Engine:
-        options = EngineOptions(max_length=length, slots=slots, chunk=128, block=block, weights=kind)
+        options = EngineOptions(max_length=length, slots=slots, block=block, weights=kind)
         return Engine(programs_of(self.model, self.mesh, options), self.weights)
 
     # What an export reads

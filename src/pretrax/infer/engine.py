@@ -261,7 +261,7 @@ class Engine:
 
     def _read_prompts(self) -> list[Update]:
         """Reads parts of prompts, oldest first: a limited number of tokens, so that other slots soon write again."""
-        updates, budget = [], self._programs.chunks[-1]
+        updates, budget = [], self._programs.options.chunk
         while budget > 0 and any(sequence.unread > 0 for sequence in filter(None, self._slots)):
             size, rows, chosen = self._next_to_read()
             updates += self._read_chunk(chosen, size, rows)

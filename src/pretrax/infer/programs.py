@@ -35,7 +35,7 @@ class EngineOptions:
     slots: int = 8  # sequences at a time; rounded up to what the mesh needs
     block: int = 8  # steps of a slot before requests may join and leave
     block_seconds: float = 0.1  # a block of slow steps has fewer of them, so that streams are smooth
-    chunk: int = 256  # tokens of a prompt read at once
+    chunk: int = 256  # tokens of prompts read at once
     page: int = 16  # tokens in a page of the cache
     kept: int = 1  # prompts of the greatest length that the cache keeps although no slot uses them
     cache: CacheKind = 'compute'
@@ -97,7 +97,7 @@ class Programs:
         self.longest_block = options.block * (1 + options.proposed)
         self._on_shard = self.slots // self.shards
         self.written_rows = _row_counts(self._on_shard, multiple // self.shards)
-        most = {size: min(max(1, self.chunks[-1] // size), self._on_shard) for size in self.chunks}
+        most = {size: min(max(1, options.chunk // size), self._on_shard) for size in self.chunks}
         self.read_rows = {size: _row_counts(most[size]) for size in self.chunks}
         self._compiled: set[tuple[int, int]] = set()  # rows and tokens in each; 0 tokens: of the program that writes
         self.reader = self._reader(model, whole=draft is not None)
