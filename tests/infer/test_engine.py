@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -560,3 +561,25 @@ def test_a_length_fits_if_its_cache_does():
     assert fitting_length(model, mesh, EngineOptions(max_length=5000)) == 5000
     small = Programs(model, mesh, EngineOptions(max_length=64))
     assert small.cache_bytes() == sum(array.nbytes for array in jax.tree.leaves(small.new_caches()))
+
+
+@pytest.mark.parametrize(
+    ('slots', 'length', 'dtype', 'exact'),
+    [(1, 9, jnp.float32, True), (1, 60, jnp.float32, False), (4, 9, jnp.bfloat16, False)],
+)
+def test_a_bf16_model_on_a_cpu_writes_one_sequence_in_f32(slots, length, dtype, exact):
+    """Many tokens of a prompt are read in bf16, and several sequences are written in it, never one row of them."""
+    model, weights, mesh = decoder('gpt2', 'one device')
+    rounded = transformer(GPT2 | {'max_sequence_length': LENGTH}, mesh, length=LENGTH, dtype=jnp.bfloat16)
+    options = dataclasses.replace(OPTIONS, slots=slots, chunk=LENGTH)
+    request = Request(prompt=tuple(range(length)), max_tokens=3, sampling=GREEDY, logprobs=0)
+    programs = Programs(rounded, mesh, options)
+    engine = Engine(programs, weights, warm_up=False)
+    assert engine._weights[0].layers[0].weights.named()['q'].dtype == dtype
+    assert {cache.k.dtype for cache in engine._caches[0]} == {jnp.dtype(dtype)}
+    assert programs.written_rows == [slots]
+    (found,), _ = run(engine, [request])
+    (expected,), _ = run(Engine(Programs(model, mesh, options), weights, warm_up=False), [request])
+    gaps = [abs(token.logprob - other.logprob) for token, other in zip(found, expected, strict=True)]
+    assert (max(gaps) == 0) == exact
+    assert max(gaps) < 0.05

@@ -147,7 +147,7 @@ def paged_attention(
     """
     R, C, H, D = q.shape
     K, _, page, _ = pages.k.shape
-    at_once = max(1, BLOCK // page)
+    at_once = min(max(1, BLOCK // page), table.shape[1])
     grouped = jnp.moveaxis(q.reshape(R, C, K, H // K, D), 1, 3)  # [R, K, G, C, D]
     last = jnp.max(positions) // page
     first = 0

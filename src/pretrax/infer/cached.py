@@ -10,12 +10,14 @@ from pretrax.infer.cache import CacheKind, LatentPages, Pages, RingPages, Tables
 from pretrax.infer.forward import final_states, logits_of, read_tokens
 from pretrax.infer.kernels import Kernel, choose_kernel
 from pretrax.infer.pages import SlotPages
-from pretrax.infer.weights import Outer, ServingLayer, ServingWeights, WeightKind, serving_weights
+from pretrax.infer.weights import Outer, ServingLayer, ServingWeights, WeightKind, decoding_dtype, serving_weights
 from pretrax.model.architecture import LayerKind
 from pretrax.model.recurrent import State, empty_states
 from pretrax.model.transformer import Transformer
 from pretrax.model.weights import Weights
 from pretrax.shardlib import f32, i32, num, typed_shard_map
+
+_MANY = 64  # tokens; see `decoding_dtype`
 
 
 class CachedDecoder:
@@ -24,6 +26,7 @@ class CachedDecoder:
     Args:
         model: the decoder.
         slots: sequences at a time.
+        columns: tokens of each of them that are read at once while it is written.
         shards: of the slots. Each has pages of its own.
         max_length: the most tokens in a slot.
         page: tokens in a page.
@@ -36,6 +39,7 @@ class CachedDecoder:
         whole: whether there are tables of whole sequences, even if no layer of this model needs them: a draft does.
 
     Attributes:
+        dtype: of activations, matrices and the cache, except where many tokens are read; see `decoding_dtype`.
         kernel: for attention, and the reason for its choice.
     """
 
@@ -46,6 +50,7 @@ class CachedDecoder:
         model: Transformer,
         *,
         slots: int,
+        columns: int,
         shards: int,
         max_length: int,
         page: int,
@@ -61,6 +66,7 @@ class CachedDecoder:
         if self.arch.rope.scaling is not None:
             self.arch = self.arch.replace({'rope.scaling': self.arch.rope.scaling.for_length(max_length)})
         self._weights, self._rings = weights, rings
+        self.dtype = decoding_dtype(platform, model.dtype, slots // shards * columns)
         self.vocab_size, self.columns = model.arch.vocab_size, model.arch.padded_vocab_size
         self._slots, self._shards, self._page, self._kind = slots // shards, shards, page, kind
         blocks = math.ceil(max_length / page)
@@ -76,15 +82,15 @@ class CachedDecoder:
         else:
             # layers with a window are plain anyway
             d_head = model.arch.attention.global_d_head or model.arch.attention.d_head
-            self.kernel = choose_kernel(platform, model.dtype, d_head, page, kind, has_windows, model.arch.attention)
+            self.kernel = choose_kernel(platform, self.dtype, d_head, page, kind, has_windows, model.arch.attention)
         self._ring = min(ring_blocks(self._window, ahead, page), blocks) if self._window else 0
         # Page 0 is for padding.
         self._pages = 1 + (self._slots + kept) * blocks if 0 in windows or whole else 0
         self._ring_pages = 1 + self._slots * self._ring + kept * blocks if self._window else 0
 
     def prepare(self, weights: Weights) -> ServingWeights:
-        """The weights of each layer apart, in the compute dtype."""
-        return serving_weights(weights, self.model, self._weights)
+        """The weights of each layer apart, in `dtype`."""
+        return serving_weights(weights, self.model, self._weights, self.dtype)
 
     def new_memory(self) -> SlotPages:
         """The pages of the slots of one shard: all free."""
@@ -101,7 +107,7 @@ class CachedDecoder:
 
     def new_cache(self) -> tuple[Pages | State, ...]:
         """The empty pages of every layer, or its states."""
-        arch, dtype = self.model.arch, self.model.dtype
+        arch, dtype = self.model.arch, self.dtype
 
         def layer(kind: LayerKind) -> Pages | State:
             if kind.mixer != 'attention':
@@ -118,9 +124,7 @@ class CachedDecoder:
         total = 0
         for kind in arch.kinds:
             if kind.mixer == 'attention':
-                a_page = empty_pages(
-                    arch, kind, self._shards, self._page, self.model.dtype, self._kind
-                )  # of each shard
+                a_page = empty_pages(arch, kind, self._shards, self._page, self.dtype, self._kind)  # of each shard
                 pages = self._ring_pages if self._rings and kind.window else self._pages
                 total += pages * sum(array.nbytes for array in jax.tree.leaves(a_page))
         return total
@@ -158,8 +162,9 @@ class CachedDecoder:
         ) -> tuple[f32['R/r/d/e C V/t'] | None, num['R/r/d/e C M'] | None, cache_type]:
             if not self._rings:
                 tables = Tables(tables.full, tables.full, tables.slot)
+            dtype = model.dtype if tokens.size >= _MANY and not arch.has_states else self.dtype
             x, cache = read_tokens(
-                outer, layers, cache, tokens, positions, tables, arch, model.plan, model.dtype, self.kernel
+                outer, layers, cache, tokens, positions, tables, arch, model.plan, dtype, self.kernel
             )
             if not with_logits:
                 return None, None, cache

@@ -16,7 +16,7 @@ from pretrax.infer.cache import CacheKind, Tables
 from pretrax.infer.cached import CachedDecoder
 from pretrax.infer.recompute import Recomputed
 from pretrax.infer.speculate import look_up
-from pretrax.infer.weights import WeightKind
+from pretrax.infer.weights import WeightKind, decoding_dtype
 from pretrax.model.axes import AXES, ROWS, along
 from pretrax.model.base import Model
 from pretrax.model.transformer import Transformer
@@ -95,16 +95,20 @@ class Programs:
         sizes = [size for n in range(10) if (size := _SMALLEST_CHUNK * 4**n) < longest]
         self.chunks = [math.ceil(size / t) * t for size in (*sizes, longest)]
         self.longest_block = options.block * (1 + options.proposed)
+        self._platform = self.mesh.devices.flat[0].platform
         self._on_shard = self.slots // self.shards
         self.written_rows = _row_counts(self._on_shard, multiple // self.shards)
         most = {size: min(max(1, options.chunk // size), self._on_shard) for size in self.chunks}
         self.read_rows = {size: _row_counts(most[size]) for size in self.chunks}
         self._compiled: set[tuple[int, int]] = set()  # rows and tokens in each; 0 tokens: of the program that writes
         self.reader = self._reader(model, whole=draft is not None)
-        self._drafter = None if draft is None else self._reader(draft, rings=False)
+        self._drafter = None if draft is None else self._reader(draft, rings=False, columns=1)
+        dtypes = [one.dtype for one in (self.reader, self._drafter) if isinstance(one, CachedDecoder)]
+        if any(decoding_dtype(self._platform, dtype, 1) != dtype for dtype in dtypes):
+            self.written_rows = [rows for rows in self.written_rows if rows > 1] or self.written_rows
         self._compile()
 
-    def _reader(self, model: Model, **places: bool) -> Reader:
+    def _reader(self, model: Model, **of_one: Any) -> Reader:
         options = self.options
         if not isinstance(model, Transformer):
             _check_without_cache(model, options)
@@ -119,8 +123,8 @@ class Programs:
             ahead=max(self.chunks[-1], self.longest_block),
             kind=options.cache,
             weights=options.weights,
-            platform=self.mesh.devices.flat[0].platform,
-            **places,
+            platform=self._platform,
+            **{'columns': 1 + options.proposed} | of_one,
         )
 
     def _compile(self) -> None:

@@ -122,14 +122,32 @@ def _outputs_first(name: str, ndim: int) -> list[int]:
     return [axis for axis in range(ndim) if axis not in inputs] + inputs
 
 
-def serving_weights(weights: Weights, model: Transformer, kind: WeightKind = 'compute') -> ServingWeights:
+def decoding_dtype(platform: str, dtype: DTypeLike, tokens: int) -> DTypeLike:
+    """The dtype of activations, matrices and the cache of a decoder.
+
+    XLA for CPUs multiplies a vector by a bf16 matrix four times as slowly as by an f32 one, and from two vectors on
+    faster (benchmarks/lab-notes.md). From 64 tokens on, converting f32 matrices to bf16 in each product pays.
+
+    Args:
+        platform: of the devices.
+        dtype: compute dtype.
+        tokens: that a device multiplies by a matrix at once.
+    """
+    return jnp.float32 if platform == 'cpu' and tokens == 1 else dtype
+
+
+def serving_weights(
+    weights: Weights, model: Transformer, kind: WeightKind = 'compute', dtype: DTypeLike | None = None
+) -> ServingWeights:
     """The weights of training, on any mesh, as inference multiplies by them on the current mesh.
+
+    Matrices have `dtype`; None: the compute dtype.
 
     If `kind` is 'int8', three kinds of matrices stay in the compute dtype: those of experts that are sharded over e,
     the embedding table, where a token reads one row, and `kv_b`, whose outputs are summed over in decoding.
     """
     placed = jax.tree.map(lambda w, like: jax.device_put(w, like.sharding), weights, model.abstract())
-    return _program(model.arch, jnp.dtype(model.dtype), kind, jax.sharding.get_mesh())(placed)
+    return _program(model.arch, jnp.dtype(dtype or model.dtype), kind, jax.sharding.get_mesh())(placed)
 
 
 @functools.lru_cache(maxsize=8)
