@@ -1,4 +1,4 @@
-"""The PyTorch side of cpu.py: trains the same GPT-2 in turns. It needs a Python with PyTorch.
+"""The PyTorch side of cpu.py: trains the same GPT-2, Llama or Mixtral in turns. It needs a Python with PyTorch.
 
 It is written as a careful PyTorch user would write it for a CPU: one product for q, k and v, fused attention, fused
 AdamW, gradients set to None. It reads numbers of seconds from standard input, one per line, trains that long, and
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
+from torch_llama import Llama
 
 
 class Block(nn.Module):
@@ -87,6 +88,7 @@ def main():
     parser.add_argument('--threads', type=int, required=True)
     parser.add_argument('--compile', action='store_true')
     parser.add_argument('--bf16', action='store_true')
+    parser.add_argument('--cpu-time', action='store_true', help='answer with seconds of the processor')
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
 
@@ -95,9 +97,12 @@ def main():
     settings = json.loads(str(inputs['settings']))
     pairs = zip(inputs['tokens'], inputs['targets'], strict=True)
     batches = [(torch.from_numpy(tokens).long(), torch.from_numpy(targets).long()) for tokens, targets in pairs]
-    V, M = weights['embed'].shape
-    model = GPT2(V, weights['positions'].shape[0], M, settings['n_heads'], settings['n_layers'])
-    load(model, weights)
+    if settings['family'] == 'gpt2':
+        V, M = weights['embed'].shape
+        model = GPT2(V, weights['positions'].shape[0], M, settings['n_heads'], settings['n_layers'])
+        load(model, weights)
+    else:
+        model = Llama(weights, inputs['tokens'].shape[-1], settings)
     decayed = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
     optimizer = torch.optim.AdamW(
@@ -121,10 +126,11 @@ def main():
     print(json.dumps({'losses': losses, 'versions': versions}), flush=True)
     number = len(losses)
     for line in sys.stdin:
-        start, first = time.perf_counter(), number
+        start, before, first = time.perf_counter(), time.process_time(), number
         while (seconds := time.perf_counter() - start) < float(line):
             step(number)
             number += 1
+        seconds = time.process_time() - before if arguments.cpu_time else seconds
         print(json.dumps({'steps': number - first, 'seconds': seconds}), flush=True)
 
 
