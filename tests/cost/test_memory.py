@@ -1,5 +1,7 @@
 """Expected memory: the paper's formula where it applies, exact where bytes are plain, near the compiler's elsewhere."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -184,3 +186,14 @@ def test_a_module_of_multi_token_prediction_needs_what_a_layer_and_the_logits_ne
     assert module.head - plain.head == 2 * 4096 * gpt(**large).padded_vocab_size
     unrolled = [memory_of(gpt(**large, mtp_layers=n), 10_000_000, tokens=4096, unrolled=True).head for n in (0, 1)]
     assert unrolled[0] == unrolled[1], 'the logits of the last layer are done before those of the module are made'
+
+
+def test_a_process_on_cpus_copies_an_eighth_of_a_large_state_and_needs_room_to_compile():
+    """AdamW: 12 bytes per parameter; a small state is below the 64 MiB that a step may copy."""
+    sizes = {'tokens': 128, 'unrolled': True, 'platform': 'cpu'}
+    large, small = (memory_of(n_params=n, update=UpdateCost(8 * n), **sizes) for n in (100_000_000, N_PARAMS))
+    assert (large.snapshot, small.snapshot) == (150_000_000, 12 * N_PARAMS)
+    steps, saves, compiles = (float(n) for n in re.findall(r'([\d.]+) GB', large.process_text(1)))
+    assert saves - steps == pytest.approx(0.15, abs=0.02)
+    assert steps > large.total / 1e9 + 0.4
+    assert compiles == pytest.approx(1.2 + 1.35, abs=0.01)

@@ -54,7 +54,9 @@ from pretrax.model.architecture import CHUNK, Architecture
 from pretrax.model.expert_slots import ROOM
 
 IN_HOST = {'host': 'offloaded', 'snapshot': 'copy of the state for a checkpoint'}  # field of `Memory`: its text
-OF_PROCESS = 1_200_000_000  # bytes of a process on a CPU: Python, JAX and its compiler, for the program of GPT-2 124M
+# Bytes of a process on a CPU besides its arrays, measured for GPT-2 124M: Python and JAX, and while it compiles
+_OF_PROCESS, _OF_COMPILER = 450_000_000, 1_350_000_000
+_UNWRITTEN = 64 << 20  # bytes of a state, or an eighth of it, that a step on CPUs may copy: checkpoint/state_files.py
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Memory:
     layer: int  # the current layer: its values, its weights and their gradients
     teacher: int = 0  # of distillation: its weights, and what its forward pass holds in this phase
     host: int = 0  # in host memory: offloaded activations and parts of the state
-    snapshot: int = 0  # in host memory while a checkpoint is written: a copy of the state
+    snapshot: int = 0  # in host memory while a checkpoint is written: a copy of the state; on CPUs of a part of it
     phase: str = dataclasses.field(default='', compare=False)  # the phase that needs most
 
     @property
@@ -80,6 +82,15 @@ class Memory:
     def parts(self) -> dict[str, int]:
         """Bytes of device memory by purpose."""
         return {key: value for key, value in dataclasses.asdict(self).items() if key not in ('phase', *IN_HOST)}
+
+    def process_text(self, n_devices: int) -> str:
+        """The memory of a process with CPU devices, as text: while it steps, saves and compiles."""
+        stepping = n_devices * self.total + _OF_PROCESS
+        saving, compiling = stepping + n_devices * self.snapshot, n_devices * (self.weights + self.moments)
+        return (
+            f'the process: about {size(stepping)} while it steps, {size(saving)} while it saves, '
+            f'{size(compiling + _OF_COMPILER)} while it compiles'
+        )
 
     def __str__(self) -> str:
         """One line, largest part first: 'about 3.1 GB per device: activations 1.9 GB, weights 0.5 GB, ...'."""
@@ -247,7 +258,9 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     parts['moments'] += step.update.state - offloaded
     parts['teacher'] += teacher.weights
     parts['host'] = offloaded + 4 * shard * ('weights' in step.in_host) + offloaded_activations(arch, step)
-    parts['snapshot'] = 4 * shard + step.update.state
+    whole = parts['snapshot'] = 4 * shard + step.update.state
+    if platform == 'cpu':
+        parts['snapshot'] = min(whole, max(_UNWRITTEN, whole / 8))
     return Memory(**{name: math.ceil(n) for name, n in parts.items()}, phase=phase)
 
 

@@ -43,6 +43,8 @@ class Environment:
     def compiled(self, step: CompiledStep) -> None:
         """Adds how the step was compiled, and the memory that it needs."""
         self._facts['step'] = {'how': step.how, 'seconds': step.seconds, 'is_new': step.is_new}
+        if 'before' in self._facts['memory']:
+            self._facts['memory'].setdefault('compiling', peak_memory(self._run.mesh.local_devices))
         with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError, TypeError):
             self._facts['memory']['compiled'] = memory_of(step.call)  # not every backend analyzes a loaded program
         self._write()
@@ -62,9 +64,11 @@ class Environment:
 
 def memory_line(memory: dict[str, Any]) -> str:
     """The measured memory beside what was compiled and planned; `view/definitions.yaml` says what each contains."""
-    where = (
-        f'the whole process, {size(memory["before"])} of it before compiling' if 'before' in memory else 'one device'
-    )
+    where = 'one device'
+    if 'before' in memory:
+        earlier = [('before', 'before compiling'), ('compiling', 'before the first step')]
+        parts = [f'{size(memory[key])} of it {text}' for key, text in earlier if key in memory]
+        where = f'the whole process, {", ".join(parts)}'
     expected = [f'{size(memory["compiled"])} compiled for the step'] if 'compiled' in memory else []
     expected += [f'{size(sum(memory["planned"].values()))} planned by formula'] if memory['planned'] else []
     also = f'; per device {", ".join(expected)}' if expected else ''

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from pretrax.amounts import size
 from pretrax.config import InitFrom, RunConfig, feature, resolve_mesh, shown_prompts, written_values
 from pretrax.config.batch import (
     check_batch,
@@ -27,7 +26,7 @@ from pretrax.config.schema import Checkpoint, Compiler, Distill, Eval, Faults, L
 from pretrax.config.schema import Mesh as MeshSection
 from pretrax.cost.eight_bits import eight_bits_of
 from pretrax.cost.flops import Flops
-from pretrax.cost.memory import OF_PROCESS, Memory, expected_memory
+from pretrax.cost.memory import Memory, expected_memory
 from pretrax.cost.step_facts import ComputeDtype, StepFacts
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.data.batches.sequences import check_row_order, read_sequences
@@ -327,8 +326,8 @@ def _choices(run: Run, smaller: Sequence[Run]) -> dict[str, str]:
     """The choices of the model, the memory that they need, and the peak that MFU is relative to."""
     memory = memory_of_run(run)
     notes = [', for the largest batches'] if smaller else []
-    if run.mesh.devices.flat[0].platform == 'cpu':
-        notes.append(f'; Python, JAX and the compiler need about {size(OF_PROCESS)} more')
+    if memory and run.mesh.devices.flat[0].platform == 'cpu':
+        notes.append(f'; {memory.process_text(len(run.mesh.local_devices))}')
     return {
         **run.recipe.model.choices,
         **_choices_of_smaller(run, smaller),

@@ -90,8 +90,8 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
             clipped = jax.tree.map(lambda g: g * clip, of_trained)
             outcome = outcome_of(terms, norm, state, recipe.spike, recipe.loss_scale)
             apply = optax.with_extra_args_support(recipe.optimizer).update  # type: ignore[arg-type]
-            facts = {'shardings': shardings, 'trains': outcome.trains}
-            update = apply(clipped, state.optimizer, trained(point, settings), **facts)
+            inputs = (clipped, state.optimizer, trained(point, settings))
+            update = apply(*inputs, shardings=shardings, trains=outcome.trains)
             rate = recipe.rate(state.step)
             weights, optimizer = next_weights(recipe.optimizer, before, point, update, rate, settings)
             weights = adjusted(recipe.model, weights, tables, settings)

@@ -169,7 +169,7 @@ def mesh_data(record: RunRecord) -> dict[str, Any] | None:
     }
 
 
-_MEMORY = ('compiled', 'peak', 'before', 'limit')
+_MEMORY = ('compiled', 'peak', 'before', 'compiling', 'limit')
 
 
 def memory_rows(memory: dict[str, Any]) -> list[tuple[str, str]]:
