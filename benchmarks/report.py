@@ -1,6 +1,7 @@
 """Measures the report of a run of 100,000 lines: seconds, megabytes, and how fast a browser shows it.
 
     uv run python benchmarks/report.py
+    uv run python benchmarks/report.py --readers   # CPU time and peak memory of each reader of 1,000,000 lines
 
 The metrics have the types that a training writes: those of a step are f32, those of the clock are f64. The report is
 written by the command, in a process of its own, so that its start-up counts. Chromium, if it is installed, opens the
@@ -29,6 +30,41 @@ from pretrax.observe.metrics import read_metrics
 from pretrax.system.cores import cpu_name, usable_cores
 
 TOKENS = 524_288
+# Prints at the end of a process its CPU seconds and the peak of its resident memory in MB, also after SystemExit.
+_USED = r"""
+import atexit, re, time
+@atexit.register
+def used():
+    status = open('/proc/self/status').read()
+    print('\n', time.process_time(), int(re.search(r'VmHWM:\s*(\d+)', status)[1]) * 1024 / 1e6)
+
+"""
+_RESULT = (
+    'from pathlib import Path; from types import SimpleNamespace; from pretrax.run.result import Result; '
+    "result = Result(SimpleNamespace(run_dir=Path('{run}')), None, None); "
+)
+# What reads the metrics of a run: a command, or Python. {run}: its directory.
+READERS = {
+    'resume': 'from pathlib import Path; from pretrax.observe.metrics import MetricsLog; '
+    "MetricsLog(Path('{run}/metrics.jsonl'), resumed_step=10**6 - 10).close()",
+    'report': 'pretrax report {run}',
+    'plot': 'pretrax plot {run}',
+    'plot, smoothed page': 'pretrax plot {run} --smooth 100 -o {run}/plot.html',
+    'plot, table': 'pretrax plot {run} -o {run}/plot.csv',
+    'compare, per run': 'pretrax compare {run} {run}-b --separate',
+    'runs': 'pretrax runs {run}',
+    'watch': 'from pathlib import Path; from pretrax.view.live.run import WatchedRun; '
+    "run = WatchedRun(Path('{run}'), ''); [run.poll() for _ in range(200)]",
+    'search, scaling laws': 'from pathlib import Path; from pretrax.view.record.columns import read_metrics_columns; '
+    "read_metrics_columns(Path('{run}/metrics.jsonl'), print, ['val_loss'])",
+    'batch of a step': 'from pathlib import Path; from pretrax.run.seen_batch import batch_of_step; '
+    "batch_of_step(Path('{run}'), 1000, print)",
+    'imports of a training': _RESULT,
+    'result.history': _RESULT + 'result.history',
+    'print(result)': _RESULT + 'result.metrics, result.validation, result.verdict',
+    'trackers': 'from pathlib import Path; from pretrax.observe.metrics import _past; '
+    "[None for _ in _past(Path('{run}/metrics.jsonl'), 10**12)]",
+}
 
 
 def write_run(directory: Path, lines: int) -> None:
@@ -95,12 +131,45 @@ def in_browser(report: Path, metrics: Path) -> dict[str, float | bool] | None:
     return {'ready_seconds': ready, 'drawn_seconds': drawn, 'is_exact': bool(is_exact)}
 
 
+def measure_readers(lines: int) -> dict[str, dict[str, float]]:
+    """The CPU seconds and the peak resident MB of a process for each reader."""
+    found = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        run = Path(temporary) / 'run'
+        run.mkdir()
+        write_run(run, lines)
+        shutil.copytree(run, f'{run}-b')
+        for name, what in READERS.items():
+            code = what.format(run=run)
+            words = code.removeprefix('pretrax ').split()
+            command = f'import sys; from pretrax.cli import main; main({words!r})'
+            program = _USED + (command if what.startswith('pretrax') else code)
+            process = subprocess.run([sys.executable, '-c', program], check=True, stdout=subprocess.PIPE, text=True)
+            cpu_seconds, peak = process.stdout.split()[-2:]
+            n_runs = 2 if name.startswith('compare') else 1
+            found[name] = {'cpu_seconds': round(float(cpu_seconds) / n_runs, 2), 'peak_megabytes': round(float(peak))}
+            print(f'{name:24} {found[name]["cpu_seconds"]:6.2f} s  {found[name]["peak_megabytes"]:5} MB', flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--lines', type=int, default=100_000)
     parser.add_argument('--repeat', type=int, default=5)
     parser.add_argument('--out', type=Path, default=Path(__file__).parent / 'results' / 'report.json')
+    parser.add_argument('--readers', action='store_true', help='measure the readers of a long file instead')
     options = parser.parse_args()
+    if options.readers:
+        result = {
+            'date': datetime.date.today().isoformat(),
+            'command': ' '.join(['python', *sys.argv]),
+            'processor': f'{cpu_name()}, {usable_cores()} cores',
+            'busy': busy(),
+            'lines': 1_000_000,
+            'readers': measure_readers(1_000_000),
+        }
+        options.out.with_name('metrics_readers.json').write_text(json.dumps(result, indent=1) + '\n')
+        return
     with tempfile.TemporaryDirectory() as temporary:
         run = Path(temporary)
         write_run(run, options.lines)

@@ -151,7 +151,7 @@ def test_the_table_has_the_numbers_of_the_lines():
 def test_smoothing_is_the_weighted_mean_of_the_formula():
     random = np.random.default_rng(0)
     steps, values = np.cumsum(random.integers(1, 20, 60)), random.normal(size=60)
-    for i, found in enumerate(smoothed(steps.tolist(), values.tolist(), 15.0)):
+    for i, found in enumerate(smoothed(steps, values, 15.0)):
         weights = 0.5 ** ((steps[i] - steps[: i + 1]) / 15.0)
         assert found == pytest.approx((weights * values[: i + 1]).sum() / weights.sum())
 
@@ -159,9 +159,9 @@ def test_smoothing_is_the_weighted_mean_of_the_formula():
 @pytest.mark.usefixtures('runs')
 def test_the_x_axis_is_time_or_tokens():
     (run,) = load_runs(['runs/small'])
-    assert curve(run, 'loss', 'time').x == [0, 1, 3]  # seconds since the first line
-    assert curve(run, 'val_loss', 'time').x == [4]
-    assert curve(run, 'val_loss', 'tokens').x == [400]  # its line has no tokens: those of its step
+    assert curve(run, 'loss', 'time').x.tolist() == [0, 1, 3]  # seconds since the first line
+    assert curve(run, 'val_loss', 'time').x.tolist() == [4]
+    assert curve(run, 'val_loss', 'tokens').x.tolist() == [400]  # its line has no tokens: those of its step
     plot(['runs/small'], out='a.svg', x='time')
     assert 'minutes' in texts(pathlib.Path('a.svg').read_text())
 
@@ -295,7 +295,7 @@ def test_the_metrics_of_a_run_in_a_bucket_are_joined(s3):
         s3.put(f'runs/a/metrics.jsonl/00000{number}', f'{{"step": {step}, "loss": {1 / step}}}\n'.encode())
     [run] = load_runs([f'{s3.url}/runs/a'])
     found = curve(run, 'loss')
-    assert (found.run, found.steps, found.values) == ('a', [1, 2], [1.0, 0.5])
+    assert (found.run, found.steps.tolist(), found.values.tolist()) == ('a', [1, 2], [1.0, 0.5])
     with pytest.raises(UserError, match=r'runs/none is not a run: it has no metrics.jsonl'):
         load_runs([f'{s3.url}/runs/none'])
     with pytest.raises(UserError, match=r'http:// is not supported'):

@@ -45,7 +45,7 @@ def compare(
         raise UserError('--confidence and --window must be numbers')
     if seed_noise is not None and not 0 < seed_noise < math.inf:
         raise UserError(f'--seed-noise {seed_noise:g}: expected a number above 0')
-    records = [read_run(run) for run in runs]
+    records = [read_run(run, exact=[key] if key else ()) for run in runs]
     for warning in (text for record in records for text in record.warnings):
         typer.echo(f'WARNING: {warning}', err=True)
     result = compared(records, Options(key, window, confidence, seed_noise, separate))

@@ -20,7 +20,7 @@ def plot(
     log_y: bool = option('Logarithmic y axes.', default=False),
 ) -> None:
     from pretrax.cli._output import write_output
-    from pretrax.view.charts.curves import chart, curve, default_keys, load_runs, table
+    from pretrax.view.charts.curves import DRAWN, chart, curve, default_keys, load_runs, table
     from pretrax.view.charts.page import chart_page
     from pretrax.view.charts.picture import SUFFIXES, chart_picture
     from pretrax.view.charts.text import chart_text
@@ -28,7 +28,7 @@ def plot(
     suffix = pathlib.PurePath(out or '').suffix.lower()
     if out is not None and suffix not in (*SUFFIXES, '.html', '.csv'):
         raise UserError(f'cannot draw {out}: expected a name that ends in {", ".join(SUFFIXES)}, .html or .csv')
-    loaded = load_runs(runs)
+    loaded = load_runs(runs, {*(key or DRAWN), x})
     curves = [curve(run, name, x) for name in dict.fromkeys(key or default_keys(loaded)) for run in loaded]
     if out is None:
         drawn = chart(curves, x, smooth, log_x, log_y)

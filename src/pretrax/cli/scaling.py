@@ -51,7 +51,7 @@ def scaling(
         points = read_table(locate(asked.points, file.parent))
     else:
         runs = _train(file, asked, directory) if asked.base else matching(file.parent, asked.runs)
-        points = [point_of(read_run(str(run)), asked.metric) for run in runs]
+        points = [point_of(read_run(str(run), exact=[asked.metric]), asked.metric) for run in runs]
     if not points:
         raise UserError(f'{fit}: there are no points')
     fits, problems = [], []

@@ -211,7 +211,8 @@ class Searcher(contextlib.AbstractContextManager['Searcher']):
             training.stop()
         is_over = training.is_over()
         metric, last = self._search.metric, training.config.steps
-        found = {line['step']: line[metric] for line in training.records() if isinstance(line.get(metric), float | int)}
+        column = training.metrics([metric]).get(metric)
+        found = {} if column is None else dict(zip(column.steps.tolist(), column.values.tolist(), strict=True))
         known = self._study.get_trials(deepcopy=False)[number]
         for step in sorted(set(found) - set(known.intermediate_values)):
             if verdict:

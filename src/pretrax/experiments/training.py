@@ -14,7 +14,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from pretrax.config import RunConfig, load
 from pretrax.errors import DONE, MISTAKE, TRY_AGAIN, Report, UnavailableError, UserError, first_line
@@ -22,11 +21,11 @@ from pretrax.experiments.base_file import RunOptions
 from pretrax.experiments.trial_job import FOREGROUND, TrialJob, check_launch, dry_run, launch_command, write_config
 from pretrax.launch.local import pretrax_command, share_of
 from pretrax.launch.restarts import LONGEST_WAIT, Outcome, Restarts, newest_checkpoint, outcome
-from pretrax.observe.metrics import read_metrics
 from pretrax.system.atomic import write_file
 from pretrax.system.children import STOP, Child, handling, prepare_training
 from pretrax.system.locks import DirectoryLock, LockedError, holder_of, is_locked, lock, lock_directory
 from pretrax.view.compare.arms import arms_of, mean_metrics, summary_text
+from pretrax.view.record.columns import Columns, parse_columns, read_metrics_columns
 from pretrax.view.record.run_record import read_run
 
 CONTINUES = 'the same command continues'
@@ -75,12 +74,12 @@ class Training:
     @property
     def steps_done(self) -> int:
         """The last step with a line of metrics; 0: none."""
-        return max((record['step'] for record in self.records()), default=0)
+        return int(self.metrics(()).steps.max(initial=0))
 
-    def records(self) -> list[dict[str, Any]]:
-        """The lines of metrics so far."""
+    def metrics(self, keys: Sequence[str]) -> Columns:
+        """The numbers of these keys so far."""
         path = self.run_dir / 'metrics.jsonl'
-        return read_metrics(path, lambda text: None) if path.is_file() else []
+        return read_metrics_columns(path, lambda text: None, keys) if path.is_file() else parse_columns(b'')
 
     def is_over(self) -> bool:
         """Starts the next attempt if it is time. Returns whether the run has finished, failed or was stopped."""

@@ -14,8 +14,8 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
 
 from pretrax.errors import Report, UserError
 from pretrax.observe.step_lines import StepLines
@@ -54,7 +54,7 @@ class MetricsLog(contextlib.AbstractContextManager['MetricsLog']):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         self._lines = StepLines(path, resumed_step, say, is_metrics)
-        self._trackers = [TrackerThread(each, _past(path), resumed_step, say) for each in trackers]
+        self._trackers = [TrackerThread(each, _past(path, path.stat().st_size), resumed_step, say) for each in trackers]
 
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Appends one line. `metrics` has 'step' (int); values are numbers (Python, NumPy, JAX scalars), text or None.
@@ -122,17 +122,26 @@ def read_metrics(path: str | AnyPath, report: Report = print) -> list[dict[str, 
         UserError: the file does not exist.
     """
     path = locate(path) if isinstance(path, str) else path
+    records = []
+    with open_metrics(path) as file:
+        for line in read_lines(file, is_metrics):
+            if line.record is not None:
+                records.append(restored(line.record))
+            elif line.text.endswith(b'\n'):
+                report(not_a_record(path, line, 'a line of metrics'))
+    return records
+
+
+@contextlib.contextmanager
+def open_metrics(path: AnyPath) -> Iterator[BinaryIO]:
+    """Opens a `metrics.jsonl`, or its parts in a bucket. Raises UserError if it does not exist."""
     try:
         with open_joined(path) as file:
-            lines = list(read_lines(file, is_metrics))
+            yield file
     except FileNotFoundError:
         raise UserError(f'no metrics at {path}: no such file') from None
     except IsADirectoryError:
         raise UserError(f'{path} is a directory, expected a file of metrics such as {path / "metrics.jsonl"}') from None
-    for line in lines:
-        if line.record is None and line.text.endswith(b'\n'):
-            report(not_a_record(path, line, 'a line of metrics'))
-    return [restored(line.record) for line in lines if line.record is not None]
 
 
 def _numbers(record: Mapping[str, Any]) -> TrackerLine:
@@ -141,16 +150,15 @@ def _numbers(record: Mapping[str, Any]) -> TrackerLine:
     return TrackerLine(record['step'], numbers, record.get('time') or time.time())
 
 
-def _past(path: pathlib.Path) -> Iterator[TrackerLine]:
-    """The lines that a file has now, read when they are needed."""
-    size = path.stat().st_size
-
-    def lines() -> Iterator[bytes]:
-        with path.open('rb') as file:
-            while file.tell() < size and (line := file.readline()):
-                yield line
-
-    return (_numbers(restored(line.record)) for line in read_lines(lines(), is_metrics) if line.record is not None)
+def _past(path: pathlib.Path, size: int) -> Iterator[TrackerLine]:
+    """The lines in the first bytes of a file, read when they are needed."""
+    with path.open('rb') as file:
+        for line in read_lines(file, is_metrics):
+            size -= len(line.text)
+            if size < 0:  # written by this process
+                return
+            if line.record is not None:
+                yield _numbers(restored(line.record))
 
 
 def is_metrics(record: dict[str, Any]) -> bool:
@@ -175,13 +183,3 @@ def restored(record: dict[str, Any]) -> dict[str, Any]:
         return record
     values = {key: value for key, value in record.items() if key != 'nonfinite'}
     return values | {key: float(text) for key, text in record['nonfinite'].items() if key != 'step'}
-
-
-def keys(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of the numbers in these records, in the order of their first appearance, without 'step' and 'time'."""
-    found: dict[str, None] = {}
-    for record in records:
-        found.update(
-            (key, None) for key, value in record.items() if isinstance(value, int | float) and key not in _OF_A_LINE
-        )
-    return list(found)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pretrax.errors import Report
 from pretrax.system.atomic import new_file
-from pretrax.system.line_files import read_lines
+from pretrax.system.line_files import read_pieces
 
 
 class StepLines:
@@ -108,18 +108,28 @@ class StepLines:
         """Keeps the complete lines up to a step. A new file replaces the old one, so that a kill loses nothing."""
         later = torn = 0
         path = self._path
-        with new_file(path, sync=True) as kept, path.open('rb') as lines:
-            for line in read_lines(lines, lambda record: type(record.get('step')) is int and self._is_record(record)):
-                if line.record is None:
-                    torn += 1
-                elif line.record['step'] > last_step:
-                    later += 1
-                else:
-                    kept.write(line.text.rstrip(b'\r\n') + b'\n')
+        with new_file(path, sync=True) as kept, path.open('rb') as file:
+            for _, content, records in read_pieces(file):
+                steps = [self._step(record) for record in records]
+                if all(step is not None and step <= last_step for step in steps) and content.endswith(b'\n'):
+                    kept.write(content)
+                    continue
+                for text, step in zip(io.BytesIO(content).readlines(), steps, strict=True):
+                    if step is not None and step <= last_step:
+                        kept.write(text.rstrip(b'\r\n') + b'\n')
+                    elif step is not None:
+                        later += 1
+                    elif text.strip():
+                        torn += 1
         if torn:
             self._say(f'{path.name}: removed {_lines(torn)} left incomplete when the run was stopped')
         if later:
             self._say(f'{path.name}: removed {_lines(later)} after step {last_step}; those steps are trained again')
+
+    def _step(self, record: Any) -> int | None:
+        """The step of a line; None: the line does not belong to the file."""
+        is_ours = isinstance(record, dict) and type(record.get('step')) is int and self._is_record(record)
+        return record['step'] if is_ours else None
 
 
 def _lines(count: int) -> str:

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -15,10 +15,10 @@ from pretrax.observe.progress import is_evaluation
 from pretrax.run.setup import Run
 from pretrax.storage.locate import working_directory
 from pretrax.storage.parts import open_joined
-from pretrax.system.line_files import read_lines
+from pretrax.system.line_files import read_pieces
 from pretrax.train.step import TrainState
-from pretrax.view.record.columns import Columns, parse_columns
-from pretrax.view.record.verdict import verdict_of
+from pretrax.view.record.columns import read_columns
+from pretrax.view.record.verdict import KEYS, verdict_of
 
 METRICS = 'metrics.jsonl'
 
@@ -58,7 +58,8 @@ class Result:
         `step` is int64. All others are float64, and NaN at the steps that did not measure them; `time` is in seconds
         since 1970.
         """
-        columns = self._columns
+        with self._lines() as file:
+            columns = read_columns(file)
         steps, rows = np.unique(columns.steps, return_inverse=True)
 
         def column(lines: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -67,34 +68,41 @@ class Result:
             return found
 
         times = column(np.arange(len(rows)), columns.times)
-        return {'step': steps, 'time': times} | {key: column(one.lines, one.values) for key, one in columns.items()}
+        history = {'step': steps, 'time': times}
+        for key in list(columns):  # one after another: both forms of a long run need too much memory
+            one = columns.by_key.pop(key)
+            history[key] = column(one.lines, one.values)
+        return history
 
     @property
     def verdict(self) -> str:
         """What is wrong with the losses, such as 'diverged: ...'; '' if nothing is, or too little is known."""
-        return verdict_of(self._columns)
-
-    @functools.cached_property
-    def _columns(self) -> Columns:
-        return parse_columns(self._content)
+        with self._lines() as file:
+            return verdict_of(read_columns(file, keys=KEYS))
 
     @functools.cached_property
     def _newest(self) -> dict[bool, dict[str, Any]]:
         """The newest metrics of an evaluation (True) and of a step, without their times."""
         found: dict[bool, dict[str, Any]] = {True: {}, False: {}}
-        for line in read_lines(io.BytesIO(self._content), is_metrics):
-            if line.record is not None and (is_evaluation(line.record) or 'tokens_per_second' in line.record):
-                found[is_evaluation(line.record)] = restored(line.record)
-        return {kind: {key: value for key, value in each.items() if key != 'time'} for kind, each in found.items()}
+        with self._lines() as file:
+            for _, content, records in read_pieces(file):
+                lines = [record for record in reversed(records) if isinstance(record, dict)]
+                if b'"val_loss"' in content or b'"task/' in content:
+                    evaluations = (line for line in lines if is_evaluation(line) and is_metrics(line))
+                    found[True] = next(evaluations, found[True])
+                steps = (line for line in lines if 'tokens_per_second' in line and is_metrics(line))
+                found[False] = next((line for line in steps if not is_evaluation(line)), found[False])
+        return {
+            kind: {key: value for key, value in restored(each).items() if key != 'time'} for kind, each in found.items()
+        }
 
-    @functools.cached_property
-    def _content(self) -> bytes:
-        """The content of `metrics.jsonl`; b'' if it is gone."""
+    def _lines(self) -> BinaryIO:
+        """The open `metrics.jsonl`; no lines if it is gone."""
         run_dir = self.run.run_dir
         here = working_directory(run_dir) / METRICS
-        with contextlib.suppress(FileNotFoundError), open_joined(here if here.is_file() else run_dir / METRICS) as file:
-            return file.read()
-        return b''
+        with contextlib.suppress(FileNotFoundError):
+            return open_joined(here if here.is_file() else run_dir / METRICS)
+        return io.BytesIO()
 
     def __repr__(self) -> str:
         run, metrics = self.run, self.metrics | self.validation

@@ -1,7 +1,6 @@
 """The batch that a step of a run saw: which one it was, and its rows, read as the run read them."""
 
 import dataclasses
-import itertools
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +15,9 @@ from pretrax.data.batches.sequences import read_sequences, sources_of_sequences
 from pretrax.data.batches.source import HostBatch, Source
 from pretrax.data.tokens.flat_tokens import open_split
 from pretrax.errors import Report, UserError, printable
-from pretrax.observe.metrics import read_metrics
 from pretrax.run.setup import open_source
 from pretrax.storage import AnyPath, locate
+from pretrax.view.record.columns import read_metrics_columns
 
 CONFIG = 'config.yaml'
 
@@ -90,17 +89,18 @@ def batch_of_step(run_dir: AnyPath, step: int, report: Report) -> int:
     Raises:
         UserError: the run has not done this step.
     """
-    records = read_metrics(run_dir / 'metrics.jsonl', report)
-    last = max((record['step'] for record in records), default=0)
+    metrics = read_metrics_columns(run_dir / 'metrics.jsonl', report, keys=['batch'])
+    last = int(metrics.steps.max(initial=0))
     if not 1 <= step <= last:
         done = f'it has done the steps 1 to {last:,}' if last else 'it has done no step'
         raise UserError(f'{run_dir} has no step {step:,}\n{done}')
-    ahead = [(record['step'], record['batch'] - record['step']) for record in records if 'batch' in record]
-    if not ahead:
+    if 'batch' not in metrics:
         report(f'WARNING: {run_dir} has no batch numbers, so this is right only if the run was never rolled back')
         return step - 1
-    before = list(itertools.takewhile(lambda one: one[0] <= step, ahead))
-    return step + int((before[-1] if before else ahead[0])[1])
+    steps, batches, _ = metrics['batch']
+    before = int(np.argmax(np.append(steps > step, True)))
+    at = max(before - 1, 0)
+    return step + int(batches[at] - steps[at])
 
 
 def _with_prepared_tokens(config: RunConfig, fingerprint: str | None) -> RunConfig:

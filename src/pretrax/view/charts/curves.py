@@ -2,25 +2,25 @@
 
 import dataclasses
 import difflib
-import math
+import itertools
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from pretrax.errors import UserError, printable, system_errors
-from pretrax.observe.metrics import keys, read_metrics
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.view.charts.chart import Chart, Line, Panel
 from pretrax.view.definitions import definition_of
+from pretrax.view.record.columns import Columns, extremes, read_metrics_columns
 from pretrax.view.record.run_record import no_such_run
 from pretrax.view.tables import csv_table
 
 type XAxis = Literal['step', 'tokens', 'time']
-type Record = Mapping[str, Any]
+DRAWN = ('loss', 'val_loss')  # the second if all runs have it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RunMetrics:
 
     name: str
     file: AnyPath
-    records: Sequence[Record]
+    metrics: Columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,56 +38,58 @@ class Curve:
 
     run: str
     key: str
-    steps: list[float]
-    x: list[float]  # the same as `steps`, or tokens, or seconds since the run's first line
-    values: list[float]
+    steps: np.ndarray  # int64
+    x: np.ndarray  # the same as `steps`, or tokens, or seconds since the run's first line; float64
+    values: np.ndarray  # float64
     nonfinite: int = 0
 
 
-def load_runs(runs: Sequence[str]) -> list[RunMetrics]:
-    """The metrics of runs; each is a run directory or a metrics file. Raises UserError with what exists."""
+def load_runs(runs: Sequence[str], keys: Collection[str] | None = None) -> list[RunMetrics]:
+    """The metrics of runs, of these keys or of all; each is a run directory or a metrics file.
+
+    Raises UserError with what exists.
+    """
     if not runs:
         raise UserError('no run was given, expected at least one run directory, such as runs/quickstart')
     paths = [locate(run) for run in runs]
     names = [_name(path) for path in paths]
-    return [_load(path, name if names.count(name) == 1 else str(path)) for path, name in zip(paths, names, strict=True)]
+    shown = [name if names.count(name) == 1 else str(path) for path, name in zip(paths, names, strict=True)]
+    return [_load(path, name, keys) for path, name in zip(paths, shown, strict=True)]
 
 
 def default_keys(runs: Sequence[RunMetrics]) -> list[str]:
     """The training loss, and the validation loss if all runs have it."""
-    return ['loss', *(['val_loss'] if all('val_loss' in keys(run.records) for run in runs) else [])]
+    training, validation = DRAWN
+    return [training, *([validation] if all(validation in run.metrics for run in runs) else [])]
 
 
 def curve(run: RunMetrics, key: str, x: XAxis = 'step') -> Curve:
     """The curve of a key. Raises UserError with the keys that the run has."""
-    found = keys(run.records)
-    if key not in found:
+    if key not in run.metrics:
+        found = list(read_metrics_columns(run.file, lambda text: None))
         near = difflib.get_close_matches(key, found, n=1)
         hint = f', did you mean {near[0]!r}?' if near else ''
         raise UserError(f'{run.file} has no {key!r}{hint}\nit has: {", ".join(found)}')
-    points = [
-        (record['step'], place, float(record[key]))
-        for place, record in zip(_places(run, x), run.records, strict=True)
-        if isinstance(record.get(key), int | float)
-    ]
-    finite = [point for point in points if math.isfinite(point[2])]
-    if not finite:
-        raise UserError(f'{run.file}: none of the {len(points)} values of {key!r} is finite')
-    steps, places, values = map(list, zip(*finite, strict=True))
-    return Curve(run.name, key, steps, places, values, len(points) - len(finite))
+    column = run.metrics[key]
+    is_finite = np.isfinite(column.values)
+    if not is_finite.any():
+        raise UserError(f'{run.file}: none of the {len(is_finite)} values of {key!r} is finite')
+    places = _places(run, x)[column.lines]
+    found = (column.steps, places, column.values)
+    return Curve(run.name, key, *(array[is_finite] for array in found), nonfinite=int((~is_finite).sum()))
 
 
-def smoothed(steps: Sequence[float], values: Sequence[float], half_life: float) -> list[float]:
+def smoothed(steps: np.ndarray, values: np.ndarray, half_life: float) -> np.ndarray:
     """Exponential moving average: a value counts half as much as one that is `half_life` steps later.
 
     The weights of all values up to a step add up to one, so the first values are not pulled towards zero.
     """
     total = weight = 0.0
-    averages = []
-    for i, (step, value) in enumerate(zip(steps, values, strict=True)):
-        decay = 0.5 ** (max(step - steps[i - 1], 0) / half_life) if i else 0.0
+    averages = np.empty(len(values))
+    decays = np.append(0.0, 0.5 ** (np.maximum(np.diff(steps), 0) / half_life))
+    for i, (decay, value) in enumerate(zip(memoryview(decays), memoryview(values), strict=True)):
         total, weight = total * decay + value, weight * decay + 1
-        averages.append(total / weight)
+        averages[i] = total / weight
     return averages
 
 
@@ -134,50 +136,65 @@ def _axis_of(key: str) -> str:
 
 def _line(curve: Curve, scale: float, half_life: float, log_x: bool, log_y: bool) -> Line:
     averages = smoothed(curve.steps, curve.values, half_life) if half_life else curve.values
-    points = [
-        (x * scale, value, average)
-        for x, value, average in zip(curve.x, curve.values, averages, strict=True)
-        if (x > 0 or not log_x) and ((value > 0 and average > 0) or not log_y)
-    ]
-    if not points:
+    has_place = np.full(len(curve.x), True)
+    if log_x:
+        has_place &= curve.x > 0
+    if log_y:
+        has_place &= (curve.values > 0) & (averages > 0)
+    if not has_place.any():
         raise UserError(f'{curve.run}: no point of {curve.key!r} is above zero, as a logarithmic axis needs')
-    hidden = len(curve.x) - len(points)
+    hidden = int((~has_place).sum())
     left_out = [f'{count} not {what}' for count, what in ((curve.nonfinite, 'finite'), (hidden, 'above 0')) if count]
-    xs, values, averages = map(list, zip(*points, strict=True))
+    points = [array[has_place] for array in (curve.x * scale, curve.values, averages)]
+    kept = extremes(points[1], np.arange(len(points[1])))
+    xs, values, averages = ((array if kept is None else array[kept]).tolist() for array in points)
     return Line(curve.run, xs, values, averages if half_life else None, left_out=', '.join(left_out))
 
 
 def table(curves: Sequence[Curve], x: XAxis, half_life: float = 0) -> str:
     """The curves as CSV: a row for each run and step, a column for each key."""
-    found = list(dict.fromkeys(curve.key for curve in curves))
-    order = {name: i for i, name in enumerate(dict.fromkeys(curve.run for curve in curves))}
-    rows: dict[tuple[str, float], dict[str, Any]] = {}
+    places = '' if x == 'step' else 'seconds' if x == 'time' else x
+    found = [name for key in dict.fromkeys(one.key for one in curves) for name in (key, f'{key} smoothed')]
+    fields = [*([places] if places else []), *(found if half_life else found[::2])]
+    rows = (
+        row
+        for run in dict.fromkeys(one.run for one in curves)
+        for row in _rows([one for one in curves if one.run == run], fields, places, half_life)
+    )
+    return csv_table(itertools.chain([['run', 'step', *fields]], rows))
+
+
+def _rows(curves: Sequence[Curve], fields: Sequence[str], places: str, half_life: float) -> Iterator[tuple[Any, ...]]:
+    """The rows of one run: one for each step, with these fields. `places`: the field of the x axis; '': it is step."""
+    steps = np.unique(np.concatenate([one.steps for one in curves]))
+    columns = {name: np.full(len(steps), np.nan) for name in fields}
     for one in curves:
-        averages = smoothed(one.steps, one.values, half_life) if half_life else one.values
-        for step, place, value, average in zip(one.steps, one.x, one.values, averages, strict=True):
-            row = rows.setdefault((one.run, step), {'run': one.run, 'step': step})
-            row |= {one.key: value}
-            row |= {'seconds' if x == 'time' else x: place} if x != 'step' else {}
-            row |= {f'{one.key} smoothed': average} if half_life else {}
-    fields = ['run', 'step', *([{'time': 'seconds'}.get(x, x)] if x != 'step' else [])]
-    fields += [name for key in found for name in (key, *([f'{key} smoothed'] if half_life else []))]
-    ordered = sorted(rows.items(), key=lambda item: (order[item[0][0]], item[0][1]))
-    return csv_table([fields, *([row.get(field, '') for field in fields] for _, row in ordered)])
+        here = np.searchsorted(steps, one.steps)
+        columns[one.key][here] = one.values
+        if places:
+            columns[places][here] = one.x
+        if half_life:
+            columns[f'{one.key} smoothed'][here] = smoothed(one.steps, one.values, half_life)
+    for step, *numbers in zip(steps, *columns.values(), strict=True):
+        yield curves[0].run, step, *('' if number != number else number for number in numbers)
 
 
-def _places(run: RunMetrics, x: XAxis) -> list[float]:
-    """The x of every line; of a line without tokens or a time, interpolated by step."""
+def _places(run: RunMetrics, x: XAxis) -> np.ndarray:
+    """The x of every line, float64; of a line without tokens or a time, interpolated by step."""
+    metrics = run.metrics
     if x == 'step':
-        return [record['step'] for record in run.records]
-    known = [(record['step'], record[x]) for record in run.records if isinstance(record.get(x), int | float)]
-    if not known:
+        return metrics.steps.astype(np.float64)
+    places = np.full(len(metrics.steps), np.nan)
+    if x == 'time':
+        places = metrics.times
+    elif x in metrics:
+        places[metrics[x].lines] = metrics[x].values
+    is_known = ~np.isnan(places)
+    if not is_known.any():
         raise UserError(f'{run.file} has no {x!r}: use --x step')
-    steps, places = zip(*known, strict=True)
-    start = places[0] if x == 'time' else 0
-    nearest = np.interp([record['step'] for record in run.records], steps, places)
-    own = [record.get(x) for record in run.records]
-    pairs = zip(own, nearest, strict=True)
-    return [float(place if isinstance(place, int | float) else near) - start for place, near in pairs]
+    known = places[is_known]
+    nearest = np.interp(metrics.steps, metrics.steps[is_known], known)
+    return np.where(is_known, places, nearest) - (known[0] if x == 'time' else 0)
 
 
 def _name(path: AnyPath) -> str:
@@ -186,7 +203,7 @@ def _name(path: AnyPath) -> str:
     return path.name if isinstance(path, BucketPath) else pathlib.Path(os.path.abspath(path)).name
 
 
-def _load(path: AnyPath, name: str) -> RunMetrics:
+def _load(path: AnyPath, name: str, keys: Collection[str] | None) -> RunMetrics:
     is_run = path.suffix != '.jsonl' if isinstance(path, BucketPath) else path.is_dir()
     file = path / 'metrics.jsonl' if is_run else path
     warnings: list[str] = []
@@ -195,10 +212,10 @@ def _load(path: AnyPath, name: str) -> RunMetrics:
             raise UserError(no_such_run(path))
         if isinstance(file, pathlib.Path) and (file.is_char_device() or file.is_block_device()):
             raise UserError(f'{file} is a device; expected a run directory or a metrics file')
-        records = read_metrics(file, warnings.append)
+        metrics = read_metrics_columns(file, warnings.append, keys)
     more = [f'WARNING: {file}, and {len(warnings) - 3} more lines'] if len(warnings) > 3 else []
     for warning in [*warnings[:3], *more]:
         print(printable(warning), file=sys.stderr)
-    if not records:
+    if not len(metrics.steps):
         raise UserError(f'{file} has no metrics yet: the run has not reported its first step')
-    return RunMetrics(name, file, records)
+    return RunMetrics(name, file, metrics)

@@ -73,7 +73,8 @@ def series_mean(values: np.ndarray, confidence: float) -> Interval | None:
     if count < 8:
         return None
     centered = values - values.mean()
-    covariances = np.correlate(centered, centered, 'full')[count - 1 :] / count
+    spectrum = np.fft.rfft(centered, 2 * count)
+    covariances = np.fft.irfft(spectrum * spectrum.conj(), 2 * count)[:count] / count
     pairs = covariances[0 : count // 2 * 2 : 2] + covariances[1::2][: count // 2]
     first_negative = int(np.argmax(pairs <= 0)) if (pairs <= 0).any() else len(pairs)
     variance = max(2 * float(pairs[:first_negative].sum()) - float(covariances[0]), float(covariances[0]) / count)

@@ -1,15 +1,24 @@
-"""The lines of a `metrics.jsonl` as one column of numbers per key."""
+"""The lines of a `metrics.jsonl` as one column of numbers per key.
+
+The file is read in pieces, and a curve of more than `MOST` numbers may be thinned while it is read: a file of a million
+lines needs little memory.
+"""
 
 import dataclasses
-import itertools
+import io
+from array import array
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-import pydantic_core
 
-from pretrax.observe.metrics import is_metrics, restored
+from pretrax.errors import Report
+from pretrax.observe.metrics import is_metrics, open_metrics, restored
+from pretrax.storage import AnyPath
+from pretrax.system.line_files import Line, not_a_record, read_pieces
+
+MOST = 1 << 17  # numbers of a curve; more are thinned to at most a quarter of them
 
 
 class Column(NamedTuple):
@@ -19,6 +28,11 @@ class Column(NamedTuple):
     # Float64. NaN and infinity are values. A line whose value is null, or that lacks the key, is left out.
     values: np.ndarray
     lines: np.ndarray  # int64, index of each number's line among the lines of metrics, from 0
+
+    def thinned(self) -> 'Column':
+        """The column, or of one with more than `MOST` numbers those at `extremes`."""
+        kept = extremes(self.values, self.lines)
+        return self if kept is None else Column(*(array[kept] for array in self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,76 +64,166 @@ class Columns(Mapping[str, Column]):
         return None if column is None else float(column.values[-1])
 
 
+def read_metrics_columns(path: AnyPath, report: Report, keys: Collection[str] | None = None) -> Columns:
+    """All numbers of a `metrics.jsonl`, or of its parts in a bucket; of these keys or of all.
+
+    Args:
+        report: receives a warning for each line that is not one of metrics.
+
+    Raises:
+        UserError: the file does not exist.
+    """
+    with open_metrics(path) as file:
+        return read_columns(file, keys=keys, skip=lambda line: report(not_a_record(path, line, 'a line of metrics')))
+
+
 def parse_columns(content: bytes) -> Columns:
-    """The columns of the content of a `metrics.jsonl`. Lines that are not lines of metrics are skipped and counted."""
-    records, skipped = _records(content)
-    lines_of_keys: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    """The columns of the content of a `metrics.jsonl`."""
+    return read_columns(io.BytesIO(content))
+
+
+def read_columns(
+    *files: BinaryIO,
+    keys: Collection[str] | None = None,
+    exact: Collection[str] | None = None,
+    skip: Callable[[Line], object] = lambda line: None,
+) -> Columns:
+    """The columns of the lines of files, one after another.
+
+    Args:
+        keys: the keys to read; None: all keys.
+        exact: keys whose numbers are all kept; of another with more than `MOST` numbers, those at `extremes` are kept.
+            None: all numbers of all keys are kept.
+        skip: receives each line that is not a line of metrics, except an incomplete last one.
+    """
+    columns: dict[str, _Growing] = defaultdict(_Growing)
+    count = skipped = 0
+    for first, content, records in (piece for file in files for piece in read_pieces(file)):
+        if not _are_plain(records):
+            texts, values, records = io.BytesIO(content).readlines(), records, []
+            for number, (text, record) in enumerate(zip(texts, values, strict=True), first):
+                if type(record) is dict and is_metrics(record) and abs(record['step']) < 2**62:
+                    records.append(restored(record))
+                elif text.endswith(b'\n') and not text.isspace():
+                    skipped += 1
+                    skip(Line(number, text, None))
+        for key, lines, values in _columns_of(records, count, keys):
+            columns[key].add(lines, values, exact is None or key in {'step', 'time', *exact})
+        count += len(records)
+    steps = columns.pop('step', _Growing()).whole(count, 0).astype(np.int64)
+    times = columns.pop('time', _Growing()).whole(count, np.nan)
+    found: dict[str, Column] = {}
+    for key in list(columns):
+        found[key] = columns.pop(key).joined(steps, found.values())
+    return Columns(found, steps, times, skipped)
+
+
+def extremes(values: np.ndarray, lines: np.ndarray, most: int = MOST) -> np.ndarray | None:
+    """The indices of the lowest and the highest number of each group of lines, and of the first and the last number.
+
+    A group has a power of two lines, so groups of thinned numbers are groups of all. NaN counts as the highest number.
+    None: there are at most `most` numbers, and none is left out.
+    """
+    if len(values) <= most:
+        return None
+    width = 1
+    while 8 * (lines[-1] // width + 1) > MOST:
+        width *= 2
+    starts = np.flatnonzero(np.diff(lines // width, prepend=-1))
+    group = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(values)))
+    is_kept = np.zeros(len(values), bool)
+    is_kept[[0, -1]] = True
+    for each in (np.fmin.reduceat(values, starts), np.maximum.reduceat(values, starts)):
+        is_it = (values == each[group]) | (np.isnan(values) & np.isnan(each[group]))
+        where = np.flatnonzero(is_it)
+        is_kept[where[np.flatnonzero(np.diff(group[where], prepend=-1))]] = True  # the first in each group
+    return np.flatnonzero(is_kept)
+
+
+class _Growing:
+    """A column that is being read."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[np.ndarray, np.ndarray]] = []  # lines and values
+        self._count, self._is_exact = 0, True
+
+    def add(self, lines: np.ndarray, values: np.ndarray, is_exact: bool) -> None:
+        self._parts.append((lines, values))
+        self._count += len(values)
+        if self._count > MOST and not is_exact:
+            self._is_exact = False
+            self._thin(MOST)
+
+    def _thin(self, most: int) -> None:
+        lines, values = self._merged()
+        kept = extremes(values, lines, most)
+        if kept is not None:
+            lines, values = lines[kept], values[kept]
+        self._parts, self._count = [(lines, values)], len(values)
+
+    def _merged(self) -> tuple[np.ndarray, np.ndarray]:
+        lines, values = (np.concatenate(arrays) for arrays in zip(*self._parts, strict=True))
+        if (lines[1:] < lines[:-1]).any():
+            order = np.argsort(lines, kind='stable')
+            lines, values = lines[order], values[order]
+        return lines, values
+
+    def joined(self, steps: np.ndarray, others: Iterable[Column]) -> Column:
+        """The column, of a file whose lines have these steps. It shares arrays with one of the same lines."""
+        if not self._is_exact:
+            self._thin(MOST // 4)
+        lines, values = self._merged()
+        alike = next((other for other in others if np.array_equal(other.lines, lines)), None)
+        return Column(steps[lines], values, lines) if alike is None else alike._replace(values=values)
+
+    def whole(self, count: int, missing: float) -> np.ndarray:
+        """A value for each of `count` lines, float64."""
+        found = np.full(count, missing, np.float64)
+        for lines, values in self._parts:
+            found[lines] = values
+        return found
+
+
+def _are_plain(records: Sequence[Any]) -> bool:
+    """Whether all are lines of metrics, and all their numbers are finite."""
+    try:
+        steps = [record['step'] for record in records]
+    except (KeyError, TypeError):
+        return False
+    are_whole = set(map(type, steps)) == {int} and max(map(abs, steps)) < 2**62
+    return are_whole and not any('nonfinite' in record for record in records)
+
+
+def _columns_of(
+    records: Sequence[dict[str, Any]], first: int, wanted: Collection[str] | None
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """The keys of records, each with the lines that have a number, int64 from `first` on, and these numbers, float64.
+
+    A key comes several times if its records have different keys.
+    """
+    of_keys: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for number, record in enumerate(records):
-        record = records[number] = restored(record)
-        lines_of_keys[tuple(record)].append(number)
-    parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for keys, numbers in sorted(lines_of_keys.items(), key=lambda item: item[1][0]):
-        lines = np.array(numbers, np.int64)
-        columns = zip(*(records[number].values() for number in numbers), strict=True)
-        for key, values in zip(keys, columns, strict=True):
+        of_keys[tuple(record)].append(number)
+    for keys, numbers in of_keys.items():
+        lines = first + np.array(numbers, np.int64)
+        for key, values in zip(
+            keys, zip(*map(dict.values, map(records.__getitem__, numbers)), strict=True), strict=True
+        ):
+            if wanted is not None and key not in ('step', 'time') and key not in wanted:
+                continue
             numeric, where = _numbers(values)
             if len(numeric):
-                parts.setdefault(key, []).append((lines if where is None else lines[where], numeric))
-    steps = _whole(parts.pop('step', []), len(records), np.int64)
-    times = _whole(parts.pop('time', []), len(records), np.float64)
-    return Columns({key: _joined(found, steps) for key, found in parts.items()}, steps, times, skipped)
-
-
-def _records(content: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The lines of metrics, and the number of others."""
-    *lines, torn = content.split(b'\n')
-    lines = [line for line in lines if line.strip()]
-    try:
-        found = pydantic_core.from_json(b'[' + b','.join(lines) + b']', cache_strings='keys')
-    except ValueError:
-        found = [_parsed(line) for line in lines]
-    last = [record] if _is_metrics(record := _parsed(torn)) else []
-    records = [record for record in itertools.chain(found, last) if _is_metrics(record)]
-    return records, len(found) + len(last) - len(records)
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return pydantic_core.from_json(line)
-    except ValueError:
-        return None
-
-
-def _is_metrics(record: Any) -> bool:
-    return type(record) is dict and is_metrics(record) and abs(record['step']) < 2**62
+                yield key, lines if where is None else lines[where], numeric
 
 
 def _numbers(values: tuple[Any, ...]) -> tuple[np.ndarray, list[int] | None]:
-    """The numbers among these values, and their indices; None if all are numbers."""
-    if set(map(type, values)) <= {float, int}:
-        return _array(values), None
-    where = [index for index, value in enumerate(values) if type(value) in (float, int)]
-    return _array([values[index] for index in where]), where
-
-
-def _array(values: Sequence[float]) -> np.ndarray:
+    """The numbers among these values, float64, and their indices; None if all are numbers."""
     try:
-        return np.array(values, np.float64)
-    except OverflowError:  # an integer beyond the range of float64
-        return np.array([float(str(value)) for value in values], np.float64)
-
-
-def _whole(parts: list[tuple[np.ndarray, np.ndarray]], count: int, dtype: Any) -> np.ndarray:
-    """One value for each line. Steps are in every line; times may be missing."""
-    values = np.full(count, np.nan if dtype == np.float64 else 0, dtype)
-    for lines, found in parts:
-        values[lines] = found
-    return values
-
-
-def _joined(parts: list[tuple[np.ndarray, np.ndarray]], steps: np.ndarray) -> Column:
-    lines, values = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    if len(parts) > 1:
-        order = np.argsort(lines, kind='stable')
-        lines, values = lines[order], values[order]
-    return Column(steps[lines], values, lines)
+        found = np.frombuffer(array('d', values))
+    except (TypeError, OverflowError):
+        pass
+    else:
+        if not ((found == 0) | (found == 1)).any() or bool not in map(type, values):
+            return found, None
+    where = [index for index, value in enumerate(values) if type(value) in (float, int)]
+    return np.array([float(str(values[index])) for index in where], np.float64), where  # an integer may be beyond f64

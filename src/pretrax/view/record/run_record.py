@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import difflib
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -25,11 +25,12 @@ from pretrax.storage import AnyPath, BucketPath, locate_run
 from pretrax.storage.parts import open_joined
 from pretrax.system.json_file import parse_json
 from pretrax.system.line_files import read_lines
-from pretrax.view.record.columns import Column, Columns, parse_columns
+from pretrax.view.record.columns import Column, Columns, parse_columns, read_columns
 from pretrax.view.record.settings import Setting, parse_settings, value_of
 from pretrax.view.record.state import RunState, state_of
-from pretrax.view.record.verdict import verdict_of
+from pretrax.view.record.verdict import KEYS, verdict_of
 
+_EXACT = (*KEYS, 'bits_per_byte', 'val_bits_per_byte', 'tokens_per_second', 'mfu')
 AXES = ('step', 'tokens', 'flops', 'time')
 
 
@@ -58,7 +59,7 @@ class RunRecord:
 
     name: str  # from its configuration, else that of the directory
     path: AnyPath  # the run directory, on a disk or in a bucket
-    metrics: Columns  # the lines of `metrics.jsonl` and `evaluations.jsonl` as columns
+    metrics: Columns  # the lines of `metrics.jsonl` and `evaluations.jsonl` as columns, long ones thinned
     settings: list[Setting]  # the resolved configuration, with the origin of each value
     notes: list[str]  # what the configuration notes about itself
     startup: list[tuple[str, str]]  # (topic, text) of each line of `startup.txt`; the topic may be ''
@@ -164,12 +165,13 @@ class RunRecord:
         raise ValueError(f'{name!r} is not one of {", ".join(AXES)}')
 
 
-def read_run(run: str | AnyPath, files: pathlib.Path | None = None) -> RunRecord:
+def read_run(run: str | AnyPath, files: pathlib.Path | None = None, exact: Sequence[str] = ()) -> RunRecord:
     """Reads a run directory, on a disk or in a bucket.
 
     Args:
         run: the directory, or its metrics.jsonl.
         files: a directory with newer copies of the files of a run in a bucket, except its checkpoints.
+        exact: keys of which all numbers are wanted, besides losses and speeds; others are thinned (`columns.MOST`).
 
     Raises:
         UserError: there is no run, or it cannot be read.
@@ -180,18 +182,16 @@ def read_run(run: str | AnyPath, files: pathlib.Path | None = None) -> RunRecord
         raise UserError(no_such_run(path))
     warnings: list[str] = []
     with system_errors(f'{path} cannot be read'):
-        content = _bytes(source / 'metrics.jsonl')
+        metrics = _metrics(source, exact)
         config = _bytes(source / 'config.yaml')
         startup = _bytes(source / 'startup.txt')
         events = read_attempts(source)
-        if content is None and config is None and not events:
+        if metrics is None and config is None and not events:
             raise UserError(no_such_run(path))
         settings, notes = parse_settings((config or b'').decode(errors='replace'))
         if config is not None and not settings:
             warnings.append(f'{path / "config.yaml"} is not a configuration')
-        lines, evaluations = content or b'', _bytes(source / EVALUATIONS) or b''
-        end = lines.rfind(b'\n') + 1  # the last line may be incomplete
-        metrics = parse_columns(lines[:end] + evaluations[: evaluations.rfind(b'\n') + 1] + lines[end:])
+        metrics = metrics or parse_columns(b'')
         if metrics.skipped:
             warnings.append(f'{path / "metrics.jsonl"}: {metrics.skipped:,} lines are not lines of metrics')
         if not len(metrics.steps):
@@ -236,6 +236,16 @@ def no_such_run(path: AnyPath) -> str:
     if near:
         return f'{head}, did you mean {by_name[near[0]]}?'
     return head + (f'\nruns: {", ".join(runs[:8])}' if runs else '; a run is a directory like runs/NAME')
+
+
+def _metrics(source: AnyPath, exact: Sequence[str]) -> Columns | None:
+    """The lines of `metrics.jsonl` and `evaluations.jsonl`; None: neither exists."""
+    with contextlib.ExitStack() as opened:
+        files = []
+        for name in ('metrics.jsonl', EVALUATIONS):
+            with contextlib.suppress(FileNotFoundError):
+                files.append(opened.enter_context(open_joined(source / name)))
+        return read_columns(*files, exact=(*_EXACT, *exact)) if files else None
 
 
 def _bytes(path: AnyPath) -> bytes | None:

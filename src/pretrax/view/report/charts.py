@@ -46,17 +46,26 @@ def charts_of(record: RunRecord) -> list[ChartSpec]:
 
 
 def curves_data(record: RunRecord, charts: list[ChartSpec], arrays: Arrays) -> dict[str, Any]:
-    """What the page needs to draw the charts; arrays by their index."""
+    """What the page needs to draw the charts; arrays by their index. Long curves are thinned."""
     metrics = record.metrics
+    columns = {key: column.thinned() for key, column in metrics.items()}
+    drawn = np.zeros(len(metrics.steps), bool)
+    for column in columns.values():
+        drawn[column.lines] = True
+    place = np.cumsum(drawn) - 1  # of a line among those that are drawn
     has_times = record.axis('time', next(iter(metrics.values()))) is not None if len(metrics) else False
     series = {
-        key: {'values': arrays.add(column.values), 'lines': arrays.add(column.lines), 'name': definition_of(key).name}
-        for key, column in metrics.items()
+        key: {
+            'values': arrays.add(column.values),
+            'lines': arrays.add(place[column.lines]),
+            'name': definition_of(key).name,
+        }
+        for key, column in columns.items()
     }
     return {
         'series': series,
-        'steps': arrays.add(metrics.steps),
-        'times': arrays.add(metrics.times) if has_times else None,
+        'steps': arrays.add(metrics.steps[drawn]),
+        'times': arrays.add(metrics.times[drawn]) if has_times else None,
         'sizes': record.sizes,
         'charts': [chart._asdict() for chart in charts],
         'marks': _marks(record),
