@@ -60,6 +60,7 @@ SMALLER = {
 }  # fmt: skip
 FOR_A_TPU = 'compiling for a TPU takes minutes; tests/deviceless compiles such a step'
 FOR_GPUS = 'compiling for GPUs needs their compiler; tests/deviceless compiles this step'
+FOR_MINUTES = 'compiling for GPUs needs their compiler, and takes minutes'
 FOR_SLURM = 'an allocation of Slurm, which this test does not have'
 NEEDS_SLURM = 'needs a Slurm; tests/launch/test_slurm.py runs it on one'
 NEEDS_MPI = 'needs Open MPI; tests/launch/test_open_mpi.py runs it'
@@ -137,6 +138,8 @@ NOT_RUN = {
     'gcloud storage rm --recursive gs://BUCKET/runs/try': FOR_GOOGLE,
     'uv sync --inexact --extra cuda': FOR_GPUS,
     'uv run pretrax compile configs/scale/8b.yaml --topology h100x8 mesh.d=8 batch.micro=1 model.save=all': FOR_GPUS,
+    'uv run pretrax compile configs/scale/8b.yaml --topology h100x8 --slices 8 mesh.d=8 mesh.c=8 batch.tokens=8388608 '
+    'batch.sequence_length=1048576 batch.micro=1 model.loss_chunks=16': FOR_MINUTES,
     'uv run python benchmarks/speedrun.py smaller.yaml --by "your name"': TEN_MINUTES,
     'uv run python benchmarks/speedrun.py --check': TEN_MINUTES,
     **dict.fromkeys(

@@ -108,7 +108,7 @@ def _splash_obstacle(platform: str, sequence_length: int, d_head: int) -> str | 
             f'{sequence_length} and {d_head}'
         )
     if sequence_length**2 // (1024 * 512) * 3 > 2**20:  # 3 bytes for each block of scores in the queries' kernel
-        return f'its table of blocks does not fit the scalar memory for sequences above 428,079 tokens, such as {sequence_length}'
+        return f'its table of blocks does not fit the scalar memory above 428,079 tokens: there are {sequence_length}'
     return None
 
 
