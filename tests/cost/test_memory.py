@@ -78,7 +78,7 @@ def test_a_checkpoint_copies_the_shards_of_the_state_to_host_memory():
         assert 'snapshot' not in memory.parts()
 
 
-def test_on_a_cpu_the_logits_are_in_f32_too_and_the_state_is_copied():
+def test_on_a_cpu_the_logits_are_in_f32_too_their_gradient_is_transposed_and_the_state_is_copied():
     moments = UpdateCost(8 * N_PARAMS, copied=8 * N_PARAMS)
     large = gpt(vocab_size=100_000)
     tpu, cpu = (
@@ -87,7 +87,7 @@ def test_on_a_cpu_the_logits_are_in_f32_too_and_the_state_is_copied():
     )
     assert tpu.phase == cpu.phase == 'loss'
     table = large.padded_vocab_size * large.d_model
-    assert cpu.head - tpu.head == 4 * 4096 * large.padded_vocab_size
+    assert cpu.head - tpu.head == (4 + 2) * 4096 * large.padded_vocab_size
     assert cpu.copies - tpu.copies == 8 * N_PARAMS + 2 * table
 
 

@@ -20,9 +20,10 @@ compute dtype. Weights, moments and gradients are f32 and sharded over d, t, p a
                    the compute dtype. On CPUs, 7 M are in f32, 3 M in the compute dtype, and there are 3 (H + K) D.
 
     loss           activations, the logits V / t, which their gradient replaces, the normed hidden states, and the
-                   gathered unembedding. CPUs: the logits in f32 too. Unrolled, those of one prediction at a time; in a
-                   loop, of all modules of multi-token prediction. With a loss in chunks: the logits of one chunk, and
-                   the gradient of the unembedding, in f32 and not sharded over d, until the layers are done.
+                   gathered unembedding. CPUs: the logits in f32 too, and a transposed copy of their gradient. Unrolled,
+                   those of one prediction at a time; in a loop, of all modules of multi-token prediction. With a loss
+                   in chunks: the logits of one chunk, and the gradient of the unembedding, in f32 and not sharded over
+                   d, until the layers are done.
     layers         activations, the gradients of the layers, and the values of one layer that its backward pass holds at
                    the same time: 2 (H + K) D of attention; up, gate and the gradients of these and of the activation, 5
                    F (on TPUs, which fuse elementwise functions into products: up, gate and one gradient, 3 F); six
@@ -190,8 +191,8 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
         copies += step.update.copied + (width * table if width < 4 else 0.0)
     added_up = 4 * table if step.loss_chunks > 1 else 0.0  # gradient of the unembedding, summed over the chunks
     logits = predictions * arch.padded_vocab_size / t / step.loss_chunks  # those of each token predicted
-    in_f32 = 4 * device_tokens * logits if platform == 'cpu' else 0.0
-    head = width * device_tokens * (logits + d_model) + in_f32 + added_up
+    on_cpu = (4 + width) * device_tokens * logits if platform == 'cpu' else 0.0
+    head = width * device_tokens * (logits + d_model) + on_cpu + added_up
     # rows exchanged over e: in the order of devices, as received, in the order of experts, and the results of these
     inside = platform == 'tpu'  # elementwise functions are fused into products
     wide = (2 if inside else 4) + arch.feed_forward.gated
