@@ -68,7 +68,12 @@ def test_products_in_eight_bits_take_the_time_of_their_peak_and_of_rounding():
     assert phase(some, 'rounding').seconds == pytest.approx(rounded / (3350e9 * REACH.memory))
     a100 = lookup('NVIDIA A100-SXM4-80GB')
     assert a100 is not None
-    assert a100.peak('fp8') == a100.peak('bf16')
+    assert a100.peak('fp8') == a100.peak('nvfp4') == a100.peak('bf16')
+    blackwell = {'NVIDIA B200': (4.5e15, 9e15), 'NVIDIA GB200': (5e15, 10e15), 'NVIDIA B300 SXM6 AC': (4.5e15, 13.5e15)}
+    for name, peaks in blackwell.items():
+        device = lookup(name)
+        assert device is not None
+        assert (device.peak('mxfp8'), device.peak('nvfp4')) == peaks
 
 
 def test_offloading_takes_the_time_of_the_host_link_there_and_back():

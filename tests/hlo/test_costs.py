@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pretrax.cost.devices import lookup
-from pretrax.hlo.costs import PHASES, costs
+from pretrax.hlo.costs import ASSUMED, PHASES, costs
 
 PROGRAM = """\
 HloModule jit_step, is_scheduled=true
@@ -151,3 +151,18 @@ def test_a_kernel_of_experts_multiplies_each_row_by_one_matrix():
         + '}\n'
     )
     assert sum(cost.flops for cost in costs(text, lookup('NVIDIA H200'))) == 2 * 2 * 96 * 64 * 128
+
+
+def test_a_product_with_scales_of_blocks_has_the_peak_of_its_format():
+    """2 N M K operations; the B200 datasheet has 4.5 PFLOP/s in fp8 and 9 in fp4."""
+    for kind, scale, length, peak in (('f8e4m3fn', 'f8e8m0fnu', 32, 4.5e15), ('f4e2m1fn', 'f8e4m3fn', 16, 9e15)):
+        x, s = f'{kind}[1,8192,8192]{{2,1,0}}', f'{scale}[1,8192,{8192 // length}]{{2,1,0}}'
+        y = '(bf16[1,8192,8192]{2,1,0}, u8[0]{0})'
+        text = (
+            f'HloModule m, is_scheduled=true\n\nENTRY %main (p: {x}, q: {x}, r: {s}, s: {s}) -> {y} {{\n'
+            f'  %p = {x} parameter(0)\n  %q = {x} parameter(1)\n  %r = {s} parameter(2)\n  %s = {s} parameter(3)\n'
+            f'  ROOT %y = {y} custom-call(%p, %q, %r, %s), custom_call_target="__cudnn$blockScaledDot"\n}}\n'
+        )
+        (cost,) = costs(text, lookup('NVIDIA B200'))
+        assert cost.flops == 2 * 8192**3
+        assert cost.seconds == pytest.approx(cost.flops / (peak * ASSUMED['cuda'].products))

@@ -270,7 +270,7 @@ def step_keys() -> Iterator[str]:
 
 
 def predictions(*overrides: str) -> Any:
-    planned = Planner(configured(*overrides), parse_topology('h100x8'), lambda text: None).as_configured()
+    planned = Planner(configured(*overrides), parse_topology('b200x8'), lambda text: None).as_configured()
     return planned.memory, planned.prediction
 
 

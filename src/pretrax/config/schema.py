@@ -274,8 +274,8 @@ class Precision(Section):
     )
     loss_scale: Positive = default(65536.0, 'in fp16, what the loss is multiplied by at first; an overflow halves it')
     loss_scale_steps: Count = default(2000, 'in fp16, steps without an overflow that double the scale')
-    matmul: Literal['compute', 'int8', 'fp8'] = default(
-        'compute', 'operands of products with weights: the compute dtype, int8 or fp8'
+    matmul: Literal['compute', 'int8', 'fp8', 'mxfp8', 'nvfp4'] = default(
+        'compute', 'operands of products with weights: the compute dtype, int8, fp8, mxfp8 or nvfp4'
     )
     exempt: tuple[str, ...] = default(
         ('head', 'first.*', 'last.*'),
@@ -307,7 +307,7 @@ class Precision(Section):
             raise mistake(
                 ('exempt',),
                 f'is {shown(list(self.exempt))}, but no product is in eight bits',
-                'leave it out, or give precision.matmul=int8 or fp8',
+                'leave it out, or give precision.matmul=int8, fp8, mxfp8 or nvfp4',
             )
         return self
 

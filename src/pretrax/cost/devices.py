@@ -57,19 +57,20 @@ class Device:
     source: str  # the document with these numbers, or how they were measured
     int8: float | None = None  # None: there are no units for it, or XLA does not use them
     fp8: float | None = None
+    fp4: float | None = None
     reach: Reach = Reach(1.0, 1.0, 1.0)
 
     def peak(self, compute: str) -> float:
         """FLOP/s for matrix products in a compute dtype: 'bf16' or 'fp16', which are equally fast, or 'f32'.
 
-        'int8' or 'fp8': as fast as bf16 if the device does not have it, since it then multiplies rounded bf16 values.
+        'int8', 'fp8', 'mxfp8', 'nvfp4': as fast as bf16 on a device without units for it, which multiplies in bf16.
 
         'highest': f32 products with `jax.lax.Precision.HIGHEST`. TPUs make six bf16 passes. GPUs do not use TF32: the
         other units of A100 and H100 have about an eighth of its rate (the same datasheets).
         """
         full = self.bf16 / 6 if self.name.startswith('TPU') else self.f32 / 8
-        eight = {'int8': self.int8 or self.bf16, 'fp8': self.fp8 or self.bf16}
-        return {'bf16': self.bf16, 'fp16': self.bf16, 'f32': self.f32, 'highest': full, **eight}[compute]
+        narrow = {'int8': self.int8, 'fp8': self.fp8, 'mxfp8': self.fp8, 'nvfp4': self.fp4}
+        return narrow.get(compute) or {'f32': self.f32, 'highest': full}.get(compute, self.bf16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _devices() -> dict[str, Device]:
             row['bandwidth'] * GIGA,
             row['host'] * GIGA,
             row['source'],
-            *(row[kind] * TERA if kind in row else None for kind in ('int8', 'fp8')),
+            *(row[kind] * TERA if kind in row else None for kind in ('int8', 'fp8', 'fp4')),
             reach=Reach(**_tables()['reach'][row['reach']]),
         )
         for name, row in _tables()['devices'].items()

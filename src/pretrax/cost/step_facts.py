@@ -47,7 +47,7 @@ class EightBits:
     """Products in eight bits: see `cost/eight_bits.py`.
 
     Attributes:
-        kind: 'int8' or 'fp8'.
+        kind: 'int8', 'fp8', 'mxfp8' or 'nvfp4'.
         params: parameters of layers that a token multiplies in eight bits.
         values: per token, the inputs of these products, twice, and their results: what the forward and the backward
             pass round.

@@ -97,8 +97,8 @@ class Speed:
         stored = self.stored_by_name[computation][one.name]
         moved = sum(traffic_of(stored, self.stored_types[computation], self.stored))
         share = self.reach.attention if 'fmha' in one.rest or 'splash_mha' in one.name else self.reach.products
-        in_fp8 = one.operation == 'custom-call' and any('f8e' in types.get(name, '') for name in one.operands)
-        peak = self.device.peak('bf16') * (2 if in_fp8 else 1)
+        read = ' '.join(types.get(name, '') for name in one.operands) if one.operation == 'custom-call' else ''
+        peak = self.device.peak('nvfp4' if 'f4e' in read else 'fp8' if 'f8e' in read else 'bf16')
         return flops, moved, max(flops / (peak * share), moved / self.bandwidth)
 
     def seconds(self, one: Instruction, computation: str) -> float:

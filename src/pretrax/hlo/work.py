@@ -75,7 +75,7 @@ def flops_of(one: Instruction, types: Mapping[str, str]) -> float:
         causal = 0.5 if 'CAUSAL' in one.rest else 1.0
         products = 5 if 'Backward' in one.rest else 2
         return products * causal * 2 * width * math.prod(int(n) for n in re.findall(r'\d+', score[1]))
-    if one.operation == 'custom-call' and '/experts/pallas_call' in one.rest:  # of `model/expert_kernels.py`
+    if one.operation == 'custom-call' and re.search('/experts/pallas_call|cudnn.blockScaledDot', one.rest):
         return 2.0 * math.prod(dims(types[operands[0]])) * dims(one.result)[-1]
     if one.operation == 'dot':
         summed = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', one.rest)

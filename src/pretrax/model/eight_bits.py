@@ -3,6 +3,7 @@
 int8: Every row and every column has a scale, so that its largest value is 127. Sums are exact, in i32. Gradients are
 rounded
     stochastically (Gupta et al. 2015, arXiv:1502.02551, section 3.1), everything else to nearest.
+mxfp8, nvfp4: see `block_scaled.py`.
 fp8: An operand has one scale, a power of two, computed when it is used ('current scaling'). Values are e4m3, gradients
     e5m2 (Micikevicius et al. 2022, arXiv:2209.05433, section 3), sums f32. There is no stochastic rounding.
 
@@ -14,16 +15,17 @@ sent. Stochastic rounding depends on (seed, step, weight) and the index of a num
 import dataclasses
 import functools
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pretrax.errors import UserError
-from pretrax.shardlib import Dim, axis_index, axis_size, einsum, parse_dims, pmax
+from pretrax.model.block_scaled import BLOCK, LARGEST, power_of_two, round_in_blocks
+from pretrax.shardlib import Dim, axis_index, axis_size, einsum, parse_dims, pmax, varies_with
 
-Kind = Literal['int8', 'fp8']
+Kind = Literal['int8', 'fp8', 'mxfp8', 'nvfp4']
 Dims = tuple[Dim, ...]
 Seed = jax.Array | None  # u32[2] of stochastic rounding
 
@@ -35,11 +37,11 @@ def product(kind: Kind, spec: str, x: jax.Array, w: jax.Array, seed: Seed) -> ja
     """`einsum(spec, x, w)` of operands in eight bits, in x's dtype. w is f32, and so is its gradient.
 
     Args:
-        kind: 'int8' or 'fp8'.
+        kind: 'int8', 'fp8', 'mxfp8' or 'nvfp4'.
         spec: the types of x, w and the result.
         x: activations.
         w: a weight.
-        seed: of stochastic rounding; only gradients of int8 need it.
+        seed: of stochastic rounding; only gradients of int8 and nvfp4 need it.
     """
     types = _types(spec)
     return einsum(spec, x, w, dot=lambda _, x, w: _product(kind, types, x, w, seed))
@@ -94,9 +96,9 @@ _product.defvjp(_forward, _backward)
 
 def seeds_of(kind: Kind, seed: Seed) -> tuple[jax.Array, jax.Array]:
     """The seeds of the two products of a gradient."""
-    if kind == 'fp8':
+    if kind in ('fp8', 'mxfp8'):
         return None, None
-    assert seed is not None, 'the gradient of an int8 product needs a seed: give the loss a key'
+    assert seed is not None, f'the gradient of a product in {kind} needs a seed: give the loss a key'
     return seed, mix(seed + jnp.uint32(1))
 
 
@@ -109,11 +111,12 @@ def multiply(kind: Kind, a: Operand, b: Operand, result: Dims, dtype: DTypeLike)
     sizes = dict(zip(a.names + b.names, a.values.shape + b.values.shape, strict=True))
     parts, scales = [], []
     for operand, own in ((a, rows), (b, columns)):
-        values, scale = round_to(kind, operand, summed if kind == 'int8' else summed + own)
         order = [operand.names.index(name) for name in both + own + summed]
-        shape = [[sizes[name] for name in names] for names in (both, own, summed)]
-        flat = [math.prod(numbers) for numbers in shape]
-        parts.append(values.transpose(order).reshape(flat))
+        flat = [math.prod(sizes[name] for name in names) for names in (both, own, summed)]
+        values, scale = round_to(kind, operand, summed if kind == 'int8' else summed + own)
+        drawn = uniform(operand.seed, values.shape, operand.dims) if kind == 'nvfp4' and operand.is_gradient else None
+        x, draws = (one if one is None else one.transpose(order).reshape(flat) for one in (values, drawn))
+        parts.append(round_in_blocks(kind, x, draws) if kind in BLOCK else x)
         scales.append(_laid_out(scale, operand.names, after))
     y = dot(kind, parts[0], parts[1], dtype)
     y = y.reshape([sizes[name] for name in both + rows + columns])
@@ -121,10 +124,15 @@ def multiply(kind: Kind, a: Operand, b: Operand, result: Dims, dtype: DTypeLike)
     return scaled(y, scales[0] * scales[1], dtype)
 
 
-def dot(kind: Kind, a: jax.Array, b: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """[G, N, K] x [G, M, K] -> [G, N, M], both summed over their last dimension, as the fp8 units of GPUs require."""
+def dot(kind: Kind, a: Any, b: Any, dtype: DTypeLike) -> jax.Array:
+    """[G, N, K] x [G, M, K] -> [G, N, M], both summed over their last dimension, as the fp8 units of GPUs require.
+
+    mxfp8 and nvfp4: an operand is the values and the scales of blocks.
+    """
+    if kind in BLOCK:
+        return varies_with(jax.nn.scaled_matmul(a[0], b[0], a[1], b[1], preferred_element_type=dtype), a[0], b[0])
     _check_sum(kind, a.shape[-1])
-    sums = _sums(kind, dtype)
+    sums = jnp.int32 if kind == 'int8' else dtype
     if a.shape[0] == b.shape[0] == 1:  # one plain product, which compilers optimize best
         return jax.lax.dot_general(a[0], b[0], (((1,), (1,)), ((), ())), preferred_element_type=sums)[None]
     return jax.lax.dot_general(a, b, (((2,), (2,)), ((0,), (0,))), preferred_element_type=sums)
@@ -138,10 +146,6 @@ def _check_sum(kind: Kind, terms: int) -> None:
         )
 
 
-def _sums(kind: Kind, dtype: DTypeLike) -> DTypeLike:
-    return jnp.int32 if kind == 'int8' else dtype
-
-
 def scaled(y: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Sums of products of rounded values, times their scales. fp8's scales are powers of two: exact in any dtype."""
     if y.dtype == jnp.int32:
@@ -152,9 +156,13 @@ def scaled(y: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
 def round_to(kind: Kind, operand: Operand, shared: list[str]) -> tuple[jax.Array, jax.Array]:
     """An operand in eight bits, and its f32 scales. Values along the dimensions `shared` have one scale.
 
+    mxfp8 and nvfp4: the values are not rounded yet. Those of nvfp4 have a scale that is beside those of blocks.
+
     A value that is not finite makes its scale NaN, and so the product.
     """
     x = operand.values
+    if kind == 'mxfp8':
+        return x, jnp.ones((1,) * x.ndim)
     dimensions = tuple(i for i, name in enumerate(operand.names) if name in shared)
     own = jnp.max(jnp.abs(x), axis=dimensions, keepdims=True).astype(jnp.float32)
     axes = [axis for i in dimensions for axis in operand.dims[i].axes if axis != 'r']
@@ -162,8 +170,11 @@ def round_to(kind: Kind, operand: Operand, shared: list[str]) -> tuple[jax.Array
     largest = jnp.maximum(largest, 1e-30)  # zeros stay zeros
     if kind == 'fp8':
         dtype = jnp.float8_e5m2 if operand.is_gradient else jnp.float8_e4m3fn
-        scale = _power_of_two(largest / _LARGEST[jnp.dtype(dtype)])
+        scale = power_of_two(largest / _LARGEST[jnp.dtype(dtype)])
         values = (x.astype(jnp.float32) / scale).astype(dtype)
+    elif kind == 'nvfp4':
+        scale = power_of_two(largest / LARGEST)
+        values = x.astype(jnp.float32) / scale
     else:
         scale = largest / 127
         values = x.astype(jnp.float32) * (127 / largest)
@@ -172,12 +183,6 @@ def round_to(kind: Kind, operand: Operand, shared: list[str]) -> tuple[jax.Array
         values = jnp.clip(values, -127, 127).astype(jnp.int8)
     # Eight bits cannot hold NaN, and not every network's maximum passes it on.
     return values, jnp.where(jnp.isfinite(own), scale, jnp.nan)
-
-
-def _power_of_two(x: jax.Array) -> jax.Array:
-    """The smallest power of two >= x, an f32 > 0; from its bits, because exp2 and log2 are not exact."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    return jax.lax.bitcast_convert_type((bits + jnp.uint32(0x7FFFFF)) >> 23 << 23, jnp.float32)
 
 
 def _laid_out(scale: jax.Array, names: list[str], after: list[str]) -> jax.Array:

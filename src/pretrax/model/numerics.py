@@ -1,4 +1,4 @@
-"""The number format of each product with a weight: eight bits or the compute dtype.
+"""The number format of each product with a weight: four or eight bits, or the compute dtype.
 
 A product is named by its layer and its weight, such as '0.q' and '11.down'. The first and the last layer are also named
 'first' and 'last'. The product with the unembedding is 'head'. A pattern without a dot means a weight in every layer.
@@ -19,9 +19,11 @@ from jax.typing import DTypeLike
 
 from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture
+from pretrax.model.block_scaled import BLOCK
 from pretrax.model.eight_bits import mix
 
-Kind = Literal['compute', 'int8', 'fp8']
+Kind = Literal['compute', 'int8', 'fp8', 'mxfp8', 'nvfp4']
+_DRAWN = {'int8', 'nvfp4'}  # gradients are rounded stochastically
 
 EXEMPT = ('head', 'first.*', 'last.*')  # Micikevicius et al. 2022, arXiv:2209.05433, section 4, among others
 
@@ -31,7 +33,7 @@ class Format:
     """How one product is computed."""
 
     kind: Kind
-    seed: jax.Array | None = None  # u32[2] of stochastic rounding, in training with int8
+    seed: jax.Array | None = None  # u32[2] of stochastic rounding, in training with int8 or nvfp4
     scale: jax.Array | None = None  # of each output channel, if the weight itself is int8 (weight_only.py)
 
 
@@ -46,7 +48,7 @@ class Formats:
 
     def __getitem__(self, weight: str) -> Format:
         kind = self.kinds.get(weight, 'compute')
-        if self.seed is None or kind != 'int8':
+        if self.seed is None or kind not in _DRAWN:
             return Format(kind, scale=self.scales.get(weight))
         return Format(kind, mix(self.seed ^ jnp.uint32(zlib.crc32(weight.encode()))))
 
@@ -65,7 +67,7 @@ class Numerics:
     @property
     def draws(self) -> bool:
         """Whether anything is rounded stochastically."""
-        return 'int8' in (self.head, *(kind for block in self.blocks for kind in block.values()))
+        return not _DRAWN.isdisjoint({self.head, *(kind for block in self.blocks for kind in block.values())})
 
     def head_format(self, seed: jax.Array | None = None) -> Format:
         """The format of the product with the unembedding."""
@@ -103,7 +105,7 @@ def choose_numerics(
         device_kind: their name.
 
     Raises:
-        UserError: a pattern matches no product.
+        UserError: a pattern matches no product, or an accelerator has no units for scales of blocks.
     """
     n_layers, weights = len(layers), list(dict.fromkeys(itertools.chain(*layers)))
     products = [(None, 'head'), *((i, name) for i, names in enumerate(layers) for name in names)]
@@ -117,6 +119,8 @@ def choose_numerics(
                 f'{", ".join(weights)}'
             )
 
+    if wanted in BLOCK and platform != 'cpu' and (slow := fast_path(wanted, platform, device_kind)).startswith('SLOW'):
+        raise UserError(f'precision.matmul={wanted}: {slow[6:]}\nuse precision.matmul=compute, or fp8 or int8')
     without = {name: unsupported for name in weights if unsupported and name.startswith('expert_')}
 
     def kind(i: int | None, name: str) -> Kind:
@@ -148,7 +152,7 @@ def _check_stages(numerics: Numerics, mesh: Mapping[str, int]) -> None:
     """Pipeline stages run one program, and stochastic rounding has no seed per micro-batch yet."""
     if mesh['p'] > 1 and numerics.draws:
         raise UserError(
-            f'precision.matmul=int8 does not support pipeline stages (mesh.p = {mesh["p"]})\n'
+            f'precision.matmul={numerics.wanted} does not support pipeline stages (mesh.p = {mesh["p"]})\n'
             'use precision.matmul=fp8, or mesh.p=1'
         )
     formats = {item for block in numerics.blocks for item in block.items()}
@@ -174,6 +178,8 @@ def _describe(
     how = {
         'int8': 'int8 (a scale per row and column, gradients rounded stochastically)',
         'fp8': 'fp8 (e4m3, gradients e5m2; one scale per operand, computed when it is used)',
+        'mxfp8': 'mxfp8 (e4m3; a scale per 32 numbers of a sum)',
+        'nvfp4': 'nvfp4 (e2m1; a scale per 16 numbers of a sum; gradients rounded stochastically)',
     }[numerics.wanted]
     parts = [
         f'{how} in {count} of {len(every)} products',
@@ -188,7 +194,8 @@ def fast_path(kind: Kind, platform: str, device_kind: str) -> str:
     """Whether the devices have hardware for a format that XLA uses."""
     if re.search(_HAVE_UNITS[kind], f'{platform} {device_kind}'):
         return f'{device_kind or platform} has hardware for it'
-    only = {'int8': 'TPUs', 'fp8': 'NVIDIA GPUs from Ada and Hopper on, and TPUs from v7 on,'}[kind]
+    gpus = 'NVIDIA GPUs from B200 and GB200 on'
+    only = {'int8': 'TPUs', 'fp8': 'NVIDIA GPUs from Ada and Hopper on, and TPUs from v7 on,'}.get(kind, gpus)
     return f'SLOW: {only} have hardware for it; {device_kind or platform} emulates it'
 
 
@@ -197,4 +204,5 @@ _HAVE_UNITS = {
     'int8': r'^tpu ',
     'fp8': r'^(cuda|gpu) NVIDIA .*(\bH[12]00|\bH[28]0\b|GH200|\bB[123]00|\bGB[123]|\bL4\b|\bL40|RTX '
     r'[45]0\d\d|Ada)|^tpu TPU7',
+    **dict.fromkeys(BLOCK, r'^(cuda|gpu) NVIDIA .*\bG?B[123]00'),
 }

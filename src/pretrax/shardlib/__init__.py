@@ -24,6 +24,7 @@ from pretrax.shardlib.ops import (
     vary_together,
     zero_gradient,
 )
+from pretrax.shardlib.replication import varies_with
 from pretrax.shardlib.save import Choice, recompute_by_name, save
 from pretrax.shardlib.scan import match_carry, scan, unroll
 from pretrax.shardlib.shard_map import typed_shard_map
@@ -102,6 +103,7 @@ __all__ = [
     'u8',
     'u32',
     'unroll',
+    'varies_with',
     'vary_together',
     'zero_gradient',
 ]

@@ -69,6 +69,11 @@ def settle(x: Any, axes: Iterable[str]) -> Any:
     return _settle.bind(x, axes=tuple(sorted(axes))) if axes else x
 
 
+def varies_with(x: Any, *operands: Any) -> Any:
+    """Returns x, a result of operands that vary alike for JAX, by a primitive that JAX does not know to vary."""
+    return _varies_with.bind(x, *operands)
+
+
 Varies = frozenset[str]  # mesh axes over which a value varies, plus INPUT if it depends on an input
 INPUT = '(an input)'
 
@@ -202,20 +207,23 @@ def _with_place(error: Callable[[], ShardingError]) -> str:
 
 
 def _identity(name: str) -> Primitive:
-    """An identity primitive, which compiles to nothing."""
+    """A primitive that returns its first operand and compiles to nothing."""
     primitive = Primitive(name)
-    primitive.def_abstract_eval(lambda x, **_: x)
+    primitive.def_abstract_eval(lambda x, *_, **__: x)
     batching.primitive_batchers[primitive] = lambda operands, dims, **params: (
         primitive.bind(*operands, **params),
         dims[0],
     )
-    mlir.register_lowering(primitive, lambda _, x, **__: [x])
+    mlir.register_lowering(primitive, lambda _, x, *__, **___: [x])
     return primitive
 
 
-_claim, _known_same, _settle = map(_identity, ('claim', 'known_same', 'settle'))
+_claim, _known_same, _settle, _varies_with = map(_identity, ('claim', 'known_same', 'settle', 'varies_with'))
 for _marks in (_claim, _known_same):  # a claim is about the value, not about its tangent
     ad.primitive_jvps[_marks] = lambda primals, tangents, _p=_marks, **params: (_p.bind(*primals, **params), *tangents)
+
+
+_varies_with.def_abstract_eval(lambda x, operand, *_: operand.update(shape=x.shape, dtype=x.dtype))
 
 
 @_settle.def_abstract_eval

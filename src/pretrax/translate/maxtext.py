@@ -294,7 +294,7 @@ def _precision(t: Translation) -> None:
         t.set('precision.matmul', quantization, 'quantization')
         t.changed('the first and last layer stay in the compute dtype (precision.exempt)', 'quantization')
     elif quantization:
-        t.no_equivalent('precision.matmul has int8 and fp8', 'quantization')
+        t.no_equivalent('precision.matmul has int8, fp8, mxfp8 and nvfp4', 'quantization')
     t.not_needed('products are in the compute dtype', *t.matching('quantization'))
     for key in t.matching('weight_dtype', 'mu_dtype'):
         if t.text(key) in ('float32', ''):
