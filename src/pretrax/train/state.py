@@ -15,9 +15,6 @@ from pretrax.train.host_memory import in_host, on_device
 from pretrax.train.skipping import first_scale
 from pretrax.train.step import Recipe, TrainState, Weights
 
-# XLA for CPUs compiles random numbers three times as fast with fewer passes of LLVM, and the program runs as fast
-_FOR_ONE_CALL = {'xla_backend_optimization_level': 1}
-
 
 def init_state(recipe: Recipe, seed: int, weights: Weights | None = None) -> TrainState:
     """A fresh state. Each device makes its own slice of the weights, unless `weights` are given, which are donated."""
@@ -26,9 +23,7 @@ def init_state(recipe: Recipe, seed: int, weights: Weights | None = None) -> Tra
         return _fresh(recipe, recipe.model.init(initial_key(seed)) if given is None else on_device(given))
 
     shardings = state_shardings(recipe, jax.eval_shape(init, weights))
-    on_cpus = current_mesh().devices.flat[0].platform == 'cpu'
-    options = _FOR_ONE_CALL if on_cpus else None
-    return jax.jit(init, out_shardings=shardings, donate_argnums=0, compiler_options=options)(weights)
+    return jax.jit(init, out_shardings=shardings, donate_argnums=0)(weights)
 
 
 def initial_key(seed: int) -> jax.Array:
