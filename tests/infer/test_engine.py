@@ -578,6 +578,7 @@ def test_a_bf16_model_on_a_cpu_writes_one_sequence_in_f32(slots, length, dtype, 
     assert engine._weights[0].layers[0].weights.named()['q'].dtype == dtype
     assert {cache.k.dtype for cache in engine._caches[0]} == {jnp.dtype(dtype)}
     assert programs.written_rows == [slots]
+    assert engine.dtype == dtype
     (found,), _ = run(engine, [request])
     (expected,), _ = run(Engine(Programs(model, mesh, options), weights, warm_up=False), [request])
     gaps = [abs(token.logprob - other.logprob) for token, other in zip(found, expected, strict=True)]

@@ -17,6 +17,7 @@ import numpy as np
 
 from pretrax.errors import UserError
 from pretrax.infer.block import Memory, Scored, Written, empty_slots
+from pretrax.infer.cached import CachedDecoder
 from pretrax.infer.programs import Programs
 from pretrax.infer.request import POOLINGS, EngineStatus, Finish, Request, Token, Update, check_request
 from pretrax.infer.sampling import slot_row
@@ -111,6 +112,7 @@ class Engine:
 
     Attributes:
         max_length: the most tokens of a prompt and its answer together.
+        dtype: of the products of a written token; None: without a cache, the compute dtype of the model.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Engine:
     ):
         self._programs, self._memories = programs, programs.new_memories()
         self.max_length, self.vocab_size = programs.options.max_length, programs.reader.vocab_size
+        self.dtype = np.dtype(programs.reader.dtype) if isinstance(programs.reader, CachedDecoder) else None
         self._slots: list[_Sequence | None] = [None] * programs.slots
         self._waiting: collections.deque[_Sequence] = collections.deque()
         self._cancelled: set[int] = set()
