@@ -40,7 +40,7 @@ class StubEngine:
     """
 
     def __init__(self, *, slots=4, block=4, chunk=32, max_length=256, vocab_size=257, seconds=0.0, timed=False):
-        self.max_length, self.vocab_size = max_length, vocab_size
+        self.max_length, self.vocab_size, self.dtype = max_length, vocab_size, None
         self.seconds, self.problem, self.steps = seconds, None, 0
         self.blocked = threading.Event()
         self.blocked.set()
