@@ -85,7 +85,7 @@ def _print_texts(model: LoadedModel, options: Options) -> None:
     asked = model.asked(prompts, options.tokens, options.sampling, options.stop, options.n)
     texts = [[prompt] for prompt in prompts for _ in range(options.n)]
     engine = model.engine_for(asked, options.slots)
-    speed, shown, finished = Speed('f32' if engine.dtype == 'float32' else model.compute), 0, set()
+    speed, shown, finished = Speed(model.compute, engine), 0, set()
     speed.prompt_tokens = sum(len(one.request.prompt) for one in asked)
     show(texts[0].pop())
     for news in write(engine, model.tokenizer, asked):

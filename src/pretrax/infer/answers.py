@@ -90,8 +90,8 @@ def start_of_text(tokenizer: Any) -> list[int]:
 class Speed:
     """Counts the tokens of a model, and prints how many a second there were."""
 
-    def __init__(self, compute: str):
-        self._compute = compute
+    def __init__(self, compute: str, engine: Any = None):
+        self._compute = 'f32' if engine is not None and engine.dtype == 'float32' else compute
         self._began = time.perf_counter()
         self.prompt_tokens = self.tokens = 0
 

@@ -39,7 +39,7 @@ def chat_with(
     if sys.stdin.isatty():
         print(f'{model.name}: {HELP}', file=sys.stderr)
     messages: list[dict[str, str]] = []
-    answers, speed = 0, Speed(model.compute)
+    answers, speed = 0, Speed(model.compute, engine)
     while (message := _read_message()) is not None:
         if message == '/quit':
             break
