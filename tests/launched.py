@@ -68,8 +68,6 @@ def write_run(directory: Path, **changes) -> Path:
 def environment(**changes) -> dict[str, str]:
     """Of a user: without the eight devices of the tests, but with their plugins."""
     kept = dict(os.environ)
-    if 'XDG_CACHE_HOME' in changes:
-        del kept['JAX_COMPILATION_CACHE_DIR']
     kept['XLA_FLAGS'] = '--xla_backend_optimization_level=0'
     return kept | {'PYTHONPATH': str(Path(__file__).parent), 'JAX_PLATFORMS': 'cpu'} | changes
 

@@ -8,7 +8,7 @@ import pytest
 from pretrax.model import expert_kernels, matmul
 from pretrax.model.expert_kernels import group_gradients, times_group
 
-G = 5  # of which 1 and 4 have no rows, and 3 has two blocks that are not full
+G = 5  # experts; 1 and 4 have no rows, and 3 has two blocks that are not full
 
 
 def operands(block, k, f, blocks=7):

@@ -283,7 +283,7 @@ def test_a_swap_that_fails_leaves_the_engine_as_it_was(slow, capfd):
 
 
 def test_the_last_tokens_of_all_streams_come_before_the_end_of_any(monkeypatch):
-    """Eight answers of one block. The engine takes the first alone, and the others together."""
+    """One block has eight answers. The engine starts the first one alone, and the others together."""
     order, send = [], Generation._send
 
     async def noted(self, channel, events):

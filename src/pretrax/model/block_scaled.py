@@ -8,20 +8,28 @@ nvfp4: 16 numbers share an e4m3 scale, and all numbers of an operand a power of 
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
-from pretrax.shardlib import f32, num
+from pretrax.shardlib import f32, num, varies_with
+
+Blocks = tuple[jax.Array, jax.Array]  # values, and the scales of blocks
 
 BLOCK = {'mxfp8': 32, 'nvfp4': 16}
 LARGEST = 6.0 * 448.0  # of nvfp4: a value times the scale of its block
 
 
-def round_in_blocks(kind: str, x: num['G N K'], draws: f32['G N K'] | None) -> tuple[num['G N P'], num['G N S']]:
-    """Values and the scales of blocks. Zeros fill the last block. A number that is not finite makes its block NaN.
+def round_in_blocks(kind: str, x: num['G N K'], draws: f32['G N K'] | None) -> Blocks:
+    """The values [G, N, P] and the scales [G, N, S] of S blocks. Zeros fill the last block.
+
+    A number that is not finite makes its block NaN.
 
     `draws`: numbers in [0, 1) for stochastic rounding in nvfp4, or None.
     """
     fill = (0, 0), (0, 0), (0, -x.shape[-1] % BLOCK[kind])
-    split = lambda x: jnp.pad(x, fill).reshape(*x.shape[:-1], -1, BLOCK[kind])  # noqa: E731
+
+    def split(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, fill).reshape(*x.shape[:-1], -1, BLOCK[kind])
+
     blocks = split(x.astype(jnp.float32))
     largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
     if kind == 'mxfp8':
@@ -37,6 +45,11 @@ def round_in_blocks(kind: str, x: num['G N K'], draws: f32['G N K'] | None) -> t
         dtypes = jnp.float4_e2m1fn, jnp.float8_e4m3fn
     scale = jnp.where(jnp.isfinite(largest), scale, jnp.nan)
     return rounded.astype(dtypes[0]).reshape(*x.shape[:-1], -1), jnp.squeeze(scale, -1).astype(dtypes[1])
+
+
+def dot_in_blocks(a: Blocks, b: Blocks, dtype: DTypeLike) -> num['G N M']:
+    """[G, N, K] x [G, M, K] -> [G, N, M], both summed over their last dimension."""
+    return varies_with(jax.nn.scaled_matmul(a[0], b[0], a[1], b[1], preferred_element_type=dtype), a[0], b[0])
 
 
 def power_of_two(x: jax.Array) -> jax.Array:

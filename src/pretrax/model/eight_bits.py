@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pretrax.errors import UserError
-from pretrax.model.block_scaled import BLOCK, LARGEST, power_of_two, round_in_blocks
-from pretrax.shardlib import Dim, axis_index, axis_size, einsum, parse_dims, pmax, varies_with
+from pretrax.model.block_scaled import BLOCK, LARGEST, dot_in_blocks, power_of_two, round_in_blocks
+from pretrax.shardlib import Dim, axis_index, axis_size, einsum, parse_dims, pmax
 
 Kind = Literal['int8', 'fp8', 'mxfp8', 'nvfp4']
 Dims = tuple[Dim, ...]
@@ -109,7 +109,8 @@ def multiply(kind: Kind, a: Operand, b: Operand, result: Dims, dtype: DTypeLike)
     both = [name for name in a.names if name in b.names and name in after]
     rows, columns = ([name for name in names if name not in summed + both] for names in (a.names, b.names))
     sizes = dict(zip(a.names + b.names, a.values.shape + b.values.shape, strict=True))
-    parts, scales = [], []
+    parts: list[Any] = []  # arrays, or the values and the scales of blocks
+    scales = []
     for operand, own in ((a, rows), (b, columns)):
         order = [operand.names.index(name) for name in both + own + summed]
         flat = [math.prod(sizes[name] for name in names) for names in (both, own, summed)]
@@ -118,19 +119,14 @@ def multiply(kind: Kind, a: Operand, b: Operand, result: Dims, dtype: DTypeLike)
         x, draws = (one if one is None else one.transpose(order).reshape(flat) for one in (values, drawn))
         parts.append(round_in_blocks(kind, x, draws) if kind in BLOCK else x)
         scales.append(_laid_out(scale, operand.names, after))
-    y = dot(kind, parts[0], parts[1], dtype)
+    y = dot_in_blocks(parts[0], parts[1], dtype) if kind in BLOCK else dot(kind, parts[0], parts[1], dtype)
     y = y.reshape([sizes[name] for name in both + rows + columns])
     y = y.transpose([(both + rows + columns).index(name) for name in after])
     return scaled(y, scales[0] * scales[1], dtype)
 
 
-def dot(kind: Kind, a: Any, b: Any, dtype: DTypeLike) -> jax.Array:
-    """[G, N, K] x [G, M, K] -> [G, N, M], both summed over their last dimension, as the fp8 units of GPUs require.
-
-    mxfp8 and nvfp4: an operand is the values and the scales of blocks.
-    """
-    if kind in BLOCK:
-        return varies_with(jax.nn.scaled_matmul(a[0], b[0], a[1], b[1], preferred_element_type=dtype), a[0], b[0])
+def dot(kind: Kind, a: jax.Array, b: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """[G, N, K] x [G, M, K] -> [G, N, M], both summed over their last dimension, as the fp8 units of GPUs require."""
     _check_sum(kind, a.shape[-1])
     sums = jnp.int32 if kind == 'int8' else dtype
     if a.shape[0] == b.shape[0] == 1:  # one plain product, which compilers optimize best

@@ -171,7 +171,7 @@ def read_run(run: str | AnyPath, files: pathlib.Path | None = None, exact: Seque
     Args:
         run: the directory, or its metrics.jsonl.
         files: a directory with newer copies of the files of a run in a bucket, except its checkpoints.
-        exact: keys of which all numbers are wanted, besides losses and speeds; others are thinned (`columns.MOST`).
+        exact: keys whose curves are not thinned (`columns.MOST`), besides losses and speeds.
 
     Raises:
         UserError: there is no run, or it cannot be read.

@@ -46,7 +46,7 @@ def charts_of(record: RunRecord) -> list[ChartSpec]:
 
 
 def curves_data(record: RunRecord, charts: list[ChartSpec], arrays: Arrays) -> dict[str, Any]:
-    """What the page needs to draw the charts; arrays by their index. Long curves are thinned."""
+    """The data of the charts; arrays by their index. Long curves are thinned."""
     metrics = record.metrics
     columns = {key: column.thinned() for key, column in metrics.items()}
     drawn = np.zeros(len(metrics.steps), bool)
