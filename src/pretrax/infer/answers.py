@@ -90,7 +90,7 @@ def start_of_text(tokenizer: Any) -> list[int]:
 class Speed:
     """Counts the tokens of a model, and prints how many a second there were."""
 
-    def __init__(self, compute: str, engine: Any = None):
+    def __init__(self, compute: str, engine: 'Engine | None' = None):
         self._compute = 'f32' if engine is not None and engine.dtype == 'float32' else compute
         self._began = time.perf_counter()
         self.prompt_tokens = self.tokens = 0

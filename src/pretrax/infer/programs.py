@@ -101,14 +101,15 @@ class Programs:
         most = {size: min(max(1, options.chunk // size), self._on_shard) for size in self.chunks}
         self.read_rows = {size: _row_counts(most[size]) for size in self.chunks}
         self._compiled: set[tuple[int, int]] = set()  # rows and tokens in each; 0 tokens: of the program that writes
-        self.reader = self._reader(model, whole=draft is not None)
-        self._drafter = None if draft is None else self._reader(draft, rings=False, columns=1)
+        self.reader = self._reader(model, 1 + options.proposed, whole=draft is not None)
+        self._drafter = None if draft is None else self._reader(draft, 1, rings=False)
         dtypes = [one.dtype for one in (self.reader, self._drafter) if isinstance(one, CachedDecoder)]
+        # A program with one row would multiply a vector by bf16 matrices
         if any(decoding_dtype(self._platform, dtype, 1) != dtype for dtype in dtypes):
             self.written_rows = [rows for rows in self.written_rows if rows > 1] or self.written_rows
         self._compile()
 
-    def _reader(self, model: Model, **of_one: Any) -> Reader:
+    def _reader(self, model: Model, columns: int, **places: bool) -> Reader:
         options = self.options
         if not isinstance(model, Transformer):
             _check_without_cache(model, options)
@@ -116,6 +117,7 @@ class Programs:
         return CachedDecoder(
             model,
             slots=self.slots,
+            columns=columns,
             shards=self.shards,
             max_length=options.max_length,
             page=options.page,
@@ -124,7 +126,7 @@ class Programs:
             kind=options.cache,
             weights=options.weights,
             platform=self._platform,
-            **{'columns': 1 + options.proposed} | of_one,
+            **places,
         )
 
     def _compile(self) -> None:
