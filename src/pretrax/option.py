@@ -29,21 +29,15 @@ def argument(help_text: str, *, default: Any = REQUIRED, **more: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The meaning and the range of a number, in an `Annotated` type. Pydantic reads the range.
+    """The meaning and the range of a number, in an `Annotated` type. Pydantic reads the range."""
 
-    Attributes:
-        meaning: the help of the option, and the description of the key.
-        expected: the range in words.
-        ge, gt, le: the least value, a value below all others, and the largest value; None: no such bound.
-        kind: int, or float for finite numbers.
-    """
-
-    meaning: str
-    expected: str
+    meaning: str  # the help of the option, and the description of the key
+    expected: str  # the range in words
+    # ge, gt, le: the least value, a value below all others, and the largest value; None: no such bound
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
-    kind: type[int] | type[float] = float
+    kind: type[int] | type[float] = float  # int, or float for finite numbers
 
     __is_annotated_types_grouped_metadata__ = True  # pydantic asks `__iter__` for its own constraints
 

@@ -15,15 +15,10 @@ type Kinds = tuple[tuple[type[BaseModel], ...], Callable[[Mapping[str, Any]], ty
 
 @dataclass(frozen=True)
 class OneOf:
-    """Takes the place of a pydantic model where its keys are listed, and where values are validated.
+    """Takes the place of a pydantic model where its keys are listed, and where values are validated."""
 
-    Attributes:
-        models: the models of all kinds.
-        choose: the model for the given values.
-    """
-
-    models: tuple[type[BaseModel], ...]
-    choose: Callable[[Mapping[str, Any]], type[BaseModel]]
+    models: tuple[type[BaseModel], ...]  # the models of all kinds
+    choose: Callable[[Mapping[str, Any]], type[BaseModel]]  # the model for the given values
 
     @property
     def model_fields(self) -> dict[str, FieldInfo]:

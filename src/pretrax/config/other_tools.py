@@ -10,17 +10,10 @@ from pretrax.tables import read_table
 
 
 class OtherTools(NamedTuple):
-    """Attributes:
-    names: {name in another tool: key of pretrax}.
-    values: {section: its key that a plain value is meant for}.
-    advice: {name in another tool: what to do instead}.
-    verbs: {verb of another tool: what to write instead}.
-    """
-
-    names: dict[str, str]
-    values: dict[str, str]
-    advice: dict[str, str]
-    verbs: dict[str, str]
+    names: dict[str, str]  # {name in another tool: key of pretrax}
+    values: dict[str, str]  # {section: its key that a plain value is meant for}
+    advice: dict[str, str]  # {name in another tool: what to do instead}
+    verbs: dict[str, str]  # {verb of another tool: what to write instead}
 
 
 @functools.cache

@@ -33,20 +33,15 @@ DEFAULTS: Mapping[str, str] = {'model': 'transformer', 'data': 'text', 'optimize
 
 @dataclass(frozen=True)
 class Entry:
-    """A component.
+    """A component."""
 
-    Attributes:
-        factory: what `build` calls, or its 'module:attribute'.
-        options: the model of its options, or its 'module:attribute', which may also be the models of several kinds and
-            a function that chooses one by the given values; None: the keyword-only parameters of the factory.
-        section_of: 'module:attribute' of a function that reads the section of a configuration from a checkpoint.
-        option_names: module with the names that pretrax 0.1 had for its options; None: the same names.
-    """
-
-    factory: Callable[..., Any] | str
+    factory: Callable[..., Any] | str  # what `build` calls, or its 'module:attribute'
+    # The model of its options, or its 'module:attribute', which may also be the models of several kinds and a function
+    # that chooses one by the given values; None: the keyword-only parameters of the factory
     options: type[pydantic.BaseModel] | Kinds | str | None = None
+    # 'module:attribute' of a function that reads the section of a configuration from a checkpoint
     section_of: str | None = None
-    option_names: str | None = None
+    option_names: str | None = None  # module with the names that pretrax 0.1 had for its options; None: the same names
 
 
 # Sections that most runs do not have, and what runs then: a run without them does not import it.

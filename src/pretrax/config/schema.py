@@ -26,16 +26,12 @@ from pretrax.storage import BucketPath, locate
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """What a change of a key affects. It is declared with the type of the key, or of a section that holds it.
+    """What a change of a key affects. It is declared with the type of the key, or of a section that holds it."""
 
-    Attributes:
-        on: 'step' if the compiled step may differ; 'input' if only batches or first weights differ, on whose shapes the
-            step depends; 'nothing' otherwise.
-        resumable: whether a run may be resumed with another value.
-    """
-
+    # 'step' if the compiled step may differ; 'input' if only batches or first weights differ, on whose shapes the step
+    # depends; 'nothing' otherwise
     on: Literal['step', 'input', 'nothing']
-    resumable: bool = False
+    resumable: bool = False  # whether a run may be resumed with another value
 
 
 STEP = Effect('step')

@@ -33,19 +33,12 @@ _PLAIN = re.compile(r"""[\w.+/-]+|'[^'\n]*'|"[^"\n]*"|\[[\w., +-]*\]|\{[\w., :+-
 
 @dataclasses.dataclass
 class _Entry:
-    """A key of the section and its value.
+    """A key of the section and its value."""
 
-    Attributes:
-        path: its new keys, below `model`.
-        lead: the lines above it: comments, and empty lines.
-        body: its lines, without indentation; the first one begins with the last of the keys.
-        after: in braces, the text between it and the next key.
-    """
-
-    path: tuple[str, ...]
-    lead: list[str]
-    body: list[str]
-    after: str | None = None
+    path: tuple[str, ...]  # its new keys, below `model`
+    lead: list[str]  # the lines above it: comments, and empty lines
+    body: list[str]  # its lines, without indentation; the first one begins with the last of the keys
+    after: str | None = None  # in braces, the text between it and the next key
 
 
 class _Loader(yaml.SafeLoader):

@@ -22,26 +22,21 @@ GIGA, TERA = 1e9, 1e12
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-    """The shares of a device's peak rates that programs reach, and the delays that the peaks leave out.
+    """The shares of a device's peak rates that programs reach, and the delays that the peaks leave out."""
 
-    Attributes:
-        products, attention, memory: shares of the peak FLOP/s in products and attention, and of the memory bandwidth.
-        links, network: shares of the link bandwidth inside a slice or node, and between slices or nodes.
-        hop, far_hop: latency of a collective in seconds, for each device that its data passes inside a slice or node,
-            and for each slice or node.
-        launch: seconds to launch the kernels of a layer, in a forward and backward pass.
-        beside: how much communication slows the work that hides it, as a share of the hidden seconds.
-    """
-
+    # products, attention, memory: shares of the peak FLOP/s in products and attention, and of the memory bandwidth
     products: float
     attention: float
     memory: float
+    # links, network: shares of the link bandwidth inside a slice or node, and between slices or nodes
     links: float = 1.0
     network: float = 1.0
+    # hop, far_hop: latency of a collective in seconds, for each device that its data passes inside a slice or node, and
+    # for each slice or node
     hop: float = 0.0
     far_hop: float = 0.0
-    launch: float = 0.0
-    beside: float = 0.0
+    launch: float = 0.0  # seconds to launch the kernels of a layer, in a forward and backward pass
+    beside: float = 0.0  # how much communication slows the work that hides it, as a share of the hidden seconds
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,41 +15,29 @@ from pretrax.tables import read_table
 class Exposed:
     """Share of the time of collectives in which the step waits: what XLA does not hide with the options that pretrax
     sets.
-
-    Attributes:
-        tables: gathers over d of the embedding and the unembedding.
-        table_sums: sums over d of their gradients.
-        gathers, sums: of the weights and gradients of layers over d.
-        gathers_beside_t, sums_beside_t: the same shares if the mesh also has t, whose collectives run at the same time.
-        last_sums: last sums of one layer over d: the last of the backward pass, which nothing hides.
-        t: activations over t, if the backward pass keeps those of the forward pass.
-        t_again: the share over t if layers are recomputed.
-        t_in_parts: the share over t if layers run in parts of the batch (`model.batch_parts`).
-        e, c, p: activations over that axis.
-        copies: sums of gradients over the axes that replicate weights.
-        layer_copies: those of layers over r, in a step of one pass; that of the last layer always waits.
-        one_ring: names of attributes above whose collectives use one ring if d spans a whole slice, of several
-            dimensions.
-        all_reduced: names of those that are all-reduces, which send twice the bytes.
     """
 
-    tables: float
-    table_sums: float
+    tables: float  # gathers over d of the embedding and the unembedding
+    table_sums: float  # sums over d of their gradients
+    # gathers, sums: of the weights and gradients of layers over d
     gathers: float
     sums: float
+    # gathers_beside_t, sums_beside_t: the same shares if the mesh also has t, whose collectives run at the same time
     gathers_beside_t: float
     sums_beside_t: float
-    last_sums: float
-    t: float
-    t_again: float
-    t_in_parts: float
+    last_sums: float  # last sums of one layer over d: the last of the backward pass, which nothing hides
+    t: float  # activations over t, if the backward pass keeps those of the forward pass
+    t_again: float  # the share over t if layers are recomputed
+    t_in_parts: float  # the share over t if layers run in parts of the batch (`model.batch_parts`)
+    # e, c, p: activations over that axis
     e: float
     c: float
     p: float
-    copies: float
-    layer_copies: float
+    copies: float  # sums of gradients over the axes that replicate weights
+    layer_copies: float  # those of layers over r, in a step of one pass; that of the last layer always waits
+    # Names of attributes above whose collectives use one ring if d spans a whole slice, of several dimensions
     one_ring: frozenset[str] = frozenset()
-    all_reduced: frozenset[str] = frozenset()
+    all_reduced: frozenset[str] = frozenset()  # names of those that are all-reduces, which send twice the bytes
 
 
 @functools.cache

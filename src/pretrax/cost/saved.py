@@ -12,15 +12,10 @@ from pretrax.model.architecture import Architecture
 
 @dataclasses.dataclass(frozen=True)
 class SavedValue:
-    """A value that `model.save` names, on average over the layers.
+    """A value that `model.save` names, on average over the layers."""
 
-    Attributes:
-        values: numbers per token.
-        params: parameters of the product that makes it, per token; 0: none.
-    """
-
-    values: float
-    params: float
+    values: float  # numbers per token
+    params: float  # parameters of the product that makes it, per token; 0: none
 
 
 def saved_values(arch: Architecture, step: StepFacts) -> dict[str, SavedValue]:

@@ -29,19 +29,12 @@ _SAME_BUDGET = 0.15  # part by which the FLOPs of runs with one budget may diffe
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A finished run.
+    """A finished run."""
 
-    Attributes:
-        params: N.
-        tokens: D, at the end of the run.
-        loss: L, at the end of the run.
-        curve: (tokens, loss) pairs during the run; () if it is not known.
-    """
-
-    params: float
-    tokens: float
-    loss: float
-    curve: tuple[tuple[float, float], ...] = ()
+    params: float  # N
+    tokens: float  # D, at the end of the run
+    loss: float  # L, at the end of the run
+    curve: tuple[tuple[float, float], ...] = ()  # (tokens, loss) pairs during the run; () if it is not known
 
     @property
     def flops(self) -> float:
@@ -51,24 +44,15 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """The result of one approach.
+    """The result of one approach."""
 
-    Attributes:
-        approach: 1, 2 or 3.
-        values: what was fitted, by name: the exponent `a` of N_opt = k C^a, and for approach 3 also E, A, B, alpha,
-            beta.
-        intervals: (low, high) of each value, from the bootstrap; {} without one.
-        optimum: N_opt of a budget in FLOPs.
-        optima: the (C, N_opt) through which the power law goes; [] for approach 3.
-        samples: N_opt as a function of C for each sample of the bootstrap.
-    """
-
-    approach: int
+    approach: int  # 1, 2 or 3
+    # What was fitted, by name: the exponent `a` of N_opt = k C^a, and for approach 3 also E, A, B, alpha, beta
     values: dict[str, float]
-    intervals: dict[str, tuple[float, float]]
-    optimum: Callable[[float], float]
-    optima: list[tuple[float, float]]
-    samples: list[Callable[[float], float]]
+    intervals: dict[str, tuple[float, float]]  # (low, high) of each value, from the bootstrap; {} without one
+    optimum: Callable[[float], float]  # N_opt of a budget in FLOPs
+    optima: list[tuple[float, float]]  # the (C, N_opt) through which the power law goes; [] for approach 3
+    samples: list[Callable[[float], float]]  # N_opt as a function of C for each sample of the bootstrap
 
     def interval(self, flops: float, confidence: float = 0.95) -> tuple[float, float] | None:
         """The interval of N_opt for a budget; None without a bootstrap."""

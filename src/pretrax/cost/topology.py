@@ -29,23 +29,14 @@ _ALSO = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v7x': 'tpu7x'}
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Hardware to compile for.
+    """Hardware to compile for."""
 
-    Attributes:
-        name: as given.
-        version: version of the TPU or GPU, such as 'v5e'.
-        shape: shape of a slice; of a node for GPUs, such as (8,).
-        slices: number of slices or nodes, which a slow network connects.
-        machine: one of `machines()`; '' if it was not named.
-        reach: replaces that of the device; None: the device's.
-    """
-
-    name: str
-    version: str
-    shape: tuple[int, ...]
-    slices: int
-    machine: str = ''
-    reach: Reach | None = None
+    name: str  # as given
+    version: str  # version of the TPU or GPU, such as 'v5e'
+    shape: tuple[int, ...]  # shape of a slice; of a node for GPUs, such as (8,)
+    slices: int  # number of slices or nodes, which a slow network connects
+    machine: str = ''  # one of `machines()`; '' if it was not named
+    reach: Reach | None = None  # replaces that of the device; None: the device's
 
     @property
     def target(self) -> Tpu | Gpu:

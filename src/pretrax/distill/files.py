@@ -46,27 +46,16 @@ ARRAYS = ('ids', 'log_probs', 'log_tail')
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What all rows of a directory have in common.
+    """What all rows of a directory have in common."""
 
-    Attributes:
-        teacher: the fingerprint of its weights.
-        place: where they were.
-        temperature: temperature of the probabilities.
-        top_k: tokens that are kept.
-        vocab_size: vocabulary size of the teacher.
-        sequence_length: sequence length of the rows.
-        tokens: the fingerprint of the data; None: unknown.
-        tokenizer: its sha256; None: there is none.
-    """
-
-    teacher: str
-    place: str
-    temperature: float
-    top_k: int
-    vocab_size: int
-    sequence_length: int
-    tokens: str | None
-    tokenizer: str | None
+    teacher: str  # the fingerprint of its weights
+    place: str  # where they were
+    temperature: float  # temperature of the probabilities
+    top_k: int  # tokens that are kept
+    vocab_size: int  # vocabulary size of the teacher
+    sequence_length: int  # sequence length of the rows
+    tokens: str | None  # the fingerprint of the data; None: unknown
+    tokenizer: str | None  # its sha256; None: there is none
 
     @property
     def fingerprint(self) -> str:
@@ -76,17 +65,11 @@ class Description:
 
 
 class HostTopK(NamedTuple):
-    """What a teacher says about rows, in host memory.
+    """What a teacher says about rows, in host memory."""
 
-    Attributes:
-        ids: int32 [R, L, k].
-        log_probs: float32 [R, L, k].
-        log_tail: float32 [R, L].
-    """
-
-    ids: np.ndarray
-    log_probs: np.ndarray
-    log_tail: np.ndarray
+    ids: np.ndarray  # int32 [R, L, k]
+    log_probs: np.ndarray  # float32 [R, L, k]
+    log_tail: np.ndarray  # float32 [R, L]
 
 
 def _nobody_else() -> None:

@@ -32,15 +32,10 @@ PROJECTION = 'hidden_projection'  # the name of the weight
 
 @dataclasses.dataclass(frozen=True)
 class HiddenMatch:
-    """Which hidden states a student learns.
+    """Which hidden states a student learns."""
 
-    Attributes:
-        layers: pairs of a layer of the student and one of the teacher, from 0.
-        weight: of this loss, which is added to the others.
-    """
-
-    layers: tuple[tuple[int, int], ...]
-    weight: float
+    layers: tuple[tuple[int, int], ...]  # pairs of a layer of the student and one of the teacher, from 0
+    weight: float  # of this loss, which is added to the others
 
     @property
     def student_layers(self) -> list[int]:

@@ -33,21 +33,13 @@ PART_BYTES = 256 << 20  # of log probabilities; a run that is killed loses at mo
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """What `prepare_cache` has written.
+    """What `prepare_cache` has written."""
 
-    Attributes:
-        rows: in the directory.
-        new_rows: rows that were missing.
-        bytes_per_token: on the disk.
-        tail: the mean probability of the tokens that are not kept, over the new rows; nan: there are none.
-        tokens_per_second: tokens per second of the new rows.
-    """
-
-    rows: int
-    new_rows: int
-    bytes_per_token: float
-    tail: float
-    tokens_per_second: float
+    rows: int  # in the directory
+    new_rows: int  # rows that were missing
+    bytes_per_token: float  # on the disk
+    tail: float  # the mean probability of the tokens that are not kept, over the new rows; nan: there are none
+    tokens_per_second: float  # tokens per second of the new rows
 
 
 def prepare_cache(config: RunConfig, out: AnyPath, top_k: int, report: Report) -> Prepared | None:

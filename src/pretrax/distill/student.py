@@ -69,21 +69,13 @@ class Teacher:
 
 @dataclasses.dataclass(frozen=True)
 class Distillation:
-    """How a student learns from its teacher.
+    """How a student learns from its teacher."""
 
-    Attributes:
-        weight: of the distillation loss, 0 to 1; the usual cross-entropy has the rest.
-        temperature: what both models divide their logits by.
-        direction: of the Kullback-Leibler divergence.
-        chunks: of a sequence, whose logits exist one at a time; at least this number, if the sequence is as long.
-        hidden: the hidden states that the student learns too; None: none.
-    """
-
-    weight: float
-    temperature: float
-    direction: Direction
-    chunks: int
-    hidden: HiddenMatch | None = None
+    weight: float  # of the distillation loss, 0 to 1; the usual cross-entropy has the rest
+    temperature: float  # what both models divide their logits by
+    direction: Direction  # of the Kullback-Leibler divergence
+    chunks: int  # of a sequence, whose logits exist one at a time; at least this number, if the sequence is as long
+    hidden: HiddenMatch | None = None  # the hidden states that the student learns too; None: none
 
 
 class DistilledTransformer(Transformer):

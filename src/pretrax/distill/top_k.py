@@ -19,17 +19,11 @@ from pretrax.shardlib import all_gather, axis_index, f32, i32, num, pmax, psum, 
 
 @pytree_dataclass
 class TopK:
-    """What is kept of a teacher's distribution of the next token, at a temperature. A `Batch` has the same fields.
+    """What is kept of a teacher's distribution of the next token, at a temperature. A `Batch` has the same fields."""
 
-    Attributes:
-        top_ids: the k most likely tokens, most likely first.
-        top_log_probs: their log probabilities.
-        log_tail: the log probability of all other tokens together; -inf: there are none.
-    """
-
-    top_ids: i32['B/r/d/e L/c top_k']
-    top_log_probs: f32['B/r/d/e L/c top_k']
-    log_tail: f32['B/r/d/e L/c']
+    top_ids: i32['B/r/d/e L/c top_k']  # the k most likely tokens, most likely first
+    top_log_probs: f32['B/r/d/e L/c top_k']  # their log probabilities
+    log_tail: f32['B/r/d/e L/c']  # the log probability of all other tokens together; -inf: there are none
 
 
 @typechecked

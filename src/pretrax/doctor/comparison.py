@@ -149,17 +149,11 @@ _ORDER = ('failure', 'warning', 'ok')
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """The findings of an examination.
+    """The findings of an examination."""
 
-    Attributes:
-        rows: rows of the table.
-        names: names of the nodes, by process.
-        seconds: it took.
-    """
-
-    rows: Sequence[Row]
-    names: Mapping[int, str]
-    seconds: float
+    rows: Sequence[Row]  # rows of the table
+    names: Mapping[int, str]  # names of the nodes, by process
+    seconds: float  # it took
 
     @property
     def exit_code(self) -> int:

@@ -10,21 +10,13 @@ from pretrax.config import RunConfig
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """A process, its machine, and the run that is to be trained.
+    """A process, its machine, and the run that is to be trained."""
 
-    Attributes:
-        config: config of the run; None: only the machine is checked.
-        index: index of the process.
-        processes: how many there are.
-        seconds: for each check.
-        root: directory with `proc`, `sys` and `dev`, for tests.
-    """
-
-    config: RunConfig | None
-    index: int = 0
-    processes: int = 1
-    seconds: float = 120.0
-    root: Path = Path('/')
+    config: RunConfig | None  # config of the run; None: only the machine is checked
+    index: int = 0  # index of the process
+    processes: int = 1  # how many there are
+    seconds: float = 120.0  # for each check
+    root: Path = Path('/')  # directory with `proc`, `sys` and `dev`, for tests
 
     @property
     def host(self) -> str:
@@ -44,32 +36,20 @@ Status = Literal['ok', 'warning', 'failure']
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The result of a check on one node.
+    """The result of a check on one node."""
 
-    Attributes:
-        check: the name of the check, which begins a line of the table.
-        result: what was found, in a few words.
-        status: a failure would break training; a warning would slow it down, or break it later.
-        fix: what to do about it, in one line; required unless `status` is 'ok'.
-        same: a text that must be equal on all nodes; None: nothing is compared.
-        differs: the status if it is not equal.
-        absent: with `same`, what the table shows for nodes without this finding; None: they are not compared.
-        amount: a number, higher is better; the table shows the lowest one.
-        group: findings of a group that are 'ok' share a line of the table with this name; '': the finding has its own
-            line.
-        compare: names nodes whose `amount` is far below that of the others (`comparison.outliers`).
-    """
-
-    check: str
-    result: str
-    status: Status = 'ok'
-    fix: str = ''
-    same: str | None = None
-    differs: Status = 'failure'
+    check: str  # the name of the check, which begins a line of the table
+    result: str  # what was found, in a few words
+    status: Status = 'ok'  # a failure would break training; a warning would slow it down, or break it later
+    fix: str = ''  # what to do about it, in one line; required unless `status` is 'ok'
+    same: str | None = None  # a text that must be equal on all nodes; None: nothing is compared
+    differs: Status = 'failure'  # the status if it is not equal
+    # With `same`, what the table shows for nodes without this finding; None: they are not compared
     absent: str | None = None
+    # Findings of a group that are 'ok' share a line of the table with this name; '': the finding has its own line
     group: str = ''
-    amount: float | None = None
-    compare: bool = False
+    amount: float | None = None  # a number, higher is better; the table shows the lowest one
+    compare: bool = False  # names nodes whose `amount` is far below that of the others (`comparison.outliers`)
 
     def to_json(self) -> dict[str, Any]:
         """The attributes, for `from_json`."""

@@ -44,17 +44,11 @@ class Sweep(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One configuration of a sweep.
+    """One configuration of a sweep."""
 
-    Attributes:
-        changes: the keys in which it differs from the base, as written in the file.
-        config: the whole configuration.
-        devices: number of devices that its process uses; None: all.
-    """
-
-    changes: dict[str, Any]
-    config: RunConfig
-    devices: int | None
+    changes: dict[str, Any]  # the keys in which it differs from the base, as written in the file
+    config: RunConfig  # the whole configuration
+    devices: int | None  # number of devices that its process uses; None: all
 
     @property
     def label(self) -> str:

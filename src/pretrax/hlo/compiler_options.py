@@ -17,17 +17,11 @@ Value = bool | int | float | str
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
-    """What a choice depends on.
+    """What a choice depends on."""
 
-    Attributes:
-        hardware: version of a TPU, such as 'v5p'; 'gpu' for an NVIDIA GPU; otherwise the platform, such as 'cpu'.
-        mesh: size of each mesh axis.
-        slices: TPU slices, or nodes of GPUs.
-    """
-
-    hardware: str
-    mesh: Mapping[str, int]
-    slices: int = 1
+    hardware: str  # version of a TPU, such as 'v5p'; 'gpu' for an NVIDIA GPU; otherwise the platform, such as 'cpu'
+    mesh: Mapping[str, int]  # size of each mesh axis
+    slices: int = 1  # TPU slices, or nodes of GPUs
 
     def __str__(self) -> str:
         several = ', '.join(f'{axis}={n}' for axis, n in self.mesh.items() if n > 1)
@@ -36,24 +30,16 @@ class Situation:
 
 @dataclasses.dataclass(frozen=True)
 class CompilerOption:
-    """An option of XLA, and where it is set.
+    """An option of XLA, and where it is set."""
 
-    Attributes:
-        name, value: as XLA has them.
-        hardware: versions of TPUs, or 'gpu'.
-        reason: what it changes, in one sentence.
-        evidence: what was measured by compiling, or the recipe that sets it.
-        axes: at least one of these mesh axes has several devices; '': any mesh.
-        slices: True: only for several slices or nodes; False: only for one; None: for any number.
-    """
-
+    # name, value: as XLA has them
     name: str
     value: Value
-    hardware: tuple[str, ...]
-    reason: str
-    evidence: str
-    axes: str = ''
-    slices: bool | None = None
+    hardware: tuple[str, ...]  # versions of TPUs, or 'gpu'
+    reason: str  # what it changes, in one sentence
+    evidence: str  # what was measured by compiling, or the recipe that sets it
+    axes: str = ''  # at least one of these mesh axes has several devices; '': any mesh
+    slices: bool | None = None  # True: only for several slices or nodes; False: only for one; None: for any number
 
     def suits(self, situation: Situation) -> bool:
         """Whether the option is set there."""

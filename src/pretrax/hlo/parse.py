@@ -19,21 +19,13 @@ _ASYNC = ('async-start', 'call-start')  # run a computation while others run
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective in the program.
+    """One collective in the program."""
 
-    Attributes:
-        kind: one of `KINDS`.
-        axes: mesh axes that its groups span, in the mesh's order.
-        bytes: size of the gathered array per device: the result of an all-gather, the operand of a reduce-scatter.
-        times: runs per step.
-        asynchronous: it starts before and ends after other work.
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    bytes: int
-    times: int
-    asynchronous: bool
+    kind: str  # one of `KINDS`
+    axes: tuple[str, ...]  # mesh axes that its groups span, in the mesh's order
+    bytes: int  # size of the gathered array per device: the result of an all-gather, the operand of a reduce-scatter
+    times: int  # runs per step
+    asynchronous: bool  # it starts before and ends after other work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,24 +50,16 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A collective, and how the program performs it.
+    """A collective, and how the program performs it."""
 
-    Attributes:
-        name: name of its instruction; if it takes several steps, of that in the first.
-        computation: where that is.
-        collective: what is communicated.
-        form: 'waits'; 'start, done'; 'in fusions', whose work runs meanwhile (TPU); 'SparseCore'; 'hosts', between TPU
-            slices.
-        group: the devices of its first group, by their place in the mesh; of a permute, sources and targets in turn.
-        detail: operands and attributes.
-    """
-
-    name: str
-    computation: str
-    collective: Collective
+    name: str  # name of its instruction; if it takes several steps, of that in the first
+    computation: str  # where that is
+    collective: Collective  # what is communicated
+    # 'waits'; 'start, done'; 'in fusions', whose work runs meanwhile (TPU); 'SparseCore'; 'hosts', between TPU slices
     form: str
+    # The devices of its first group, by their place in the mesh; of a permute, sources and targets in turn
     group: tuple[int, ...]
-    detail: str
+    detail: str  # operands and attributes
 
 
 def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:

@@ -38,43 +38,24 @@ class Frame:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Operation:
-    """An instruction of the program and what is known about it.
+    """An instruction of the program and what is known about it."""
 
-    Attributes:
-        name: unique in the program; profilers report it.
-        operation: XLA's name, such as 'fusion'.
-        result: type as XLA writes it, with layout.
-        operands: names.
-        computation: where it is.
-        calls: the computations that it runs: the contents of a fusion, the body of a loop.
-        scope: named scopes from the outermost to the innermost, such as ('layer_0', 'attention').
-        phase: part of the step. Inputs are parameters and constants of the whole program.
-        frame: number of the innermost place in the source code, for `Program.stack`; 0 if unknown.
-        times: runs per step.
-        flops: FLOPs of products in one run, those in a fusion included.
-        read: bytes that one run reads from memory; slices count only themselves.
-        written: bytes that one run writes.
-        is_kernel: it takes time of the device, and is not part of a fusion.
-        collective: what it communicates.
-        detail: operands and attributes as XLA writes them.
-    """
-
-    name: str
-    operation: str
-    result: str
-    operands: tuple[str, ...]
-    computation: str
-    calls: tuple[str, ...]
-    scope: tuple[str, ...]
-    phase: Phase
-    frame: int
-    times: int
-    flops: float
-    read: float
-    written: float
-    is_kernel: bool
-    collective: Collective | None
-    detail: str
+    name: str  # unique in the program; profilers report it
+    operation: str  # XLA's name, such as 'fusion'
+    result: str  # type as XLA writes it, with layout
+    operands: tuple[str, ...]  # names
+    computation: str  # where it is
+    calls: tuple[str, ...]  # the computations that it runs: the contents of a fusion, the body of a loop
+    scope: tuple[str, ...]  # named scopes from the outermost to the innermost, such as ('layer_0', 'attention')
+    phase: Phase  # part of the step. Inputs are parameters and constants of the whole program.
+    frame: int  # number of the innermost place in the source code, for `Program.stack`; 0 if unknown
+    times: int  # runs per step
+    flops: float  # FLOPs of products in one run, those in a fusion included
+    read: float  # bytes that one run reads from memory; slices count only themselves
+    written: float  # bytes that one run writes
+    is_kernel: bool  # it takes time of the device, and is not part of a fusion
+    collective: Collective | None  # what it communicates
+    detail: str  # operands and attributes as XLA writes them
 
     @property
     def bytes(self) -> float:
@@ -94,23 +75,16 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A compiled program.
+    """A compiled program."""
 
-    Attributes:
-        name: name of the module.
-        computations: operations by computation, in the order in which they run; the main one is `ENTRY`.
-        turns: iterations of each loop, by the name of its body.
-        mesh: size of each mesh axis.
-        frames: places in the source code by number.
-        running: computations whose operations run by themselves: not the contents of fusions and of asynchronous
-            operations, nor reducers.
-    """
-
-    name: str
+    name: str  # name of the module
+    # Operations by computation, in the order in which they run; the main one is `ENTRY`
     computations: Mapping[str, tuple[Operation, ...]]
-    turns: Mapping[str, int]
-    mesh: Mapping[str, int]
-    frames: Mapping[int, Frame]
+    turns: Mapping[str, int]  # iterations of each loop, by the name of its body
+    mesh: Mapping[str, int]  # size of each mesh axis
+    frames: Mapping[int, Frame]  # places in the source code by number
+    # Computations whose operations run by themselves: not the contents of fusions and of asynchronous operations, nor
+    # reducers
     running: frozenset[str]
 
     @functools.cached_property

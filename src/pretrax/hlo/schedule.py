@@ -24,32 +24,20 @@ from pretrax.hlo.work import CONTROL, bodies, inside
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """A collective of a step.
+    """A collective of a step."""
 
-    Attributes:
-        name: name of its instruction.
-        kind: one of `hlo.KINDS`.
-        axes: mesh axes that its groups span.
-        form: see `hlo.Found`.
-        stands_for: of an all-reduce: 'scatter' if each device uses only a slice of the sum, 'gather' if each
-            contributes only a slice, otherwise ''.
-        times: runs per step.
-        size: bytes of the whole array (`hlo.Collective.bytes`).
-        bytes: that a device sends in one run.
-        seconds: seconds of one run, at the bandwidth of its links.
-        exposed: seconds of one run in which the step waits.
-    """
-
-    name: str
-    kind: str
-    axes: tuple[str, ...]
-    form: str
+    name: str  # name of its instruction
+    kind: str  # one of `hlo.KINDS`
+    axes: tuple[str, ...]  # mesh axes that its groups span
+    form: str  # see `hlo.Found`
+    # Of an all-reduce: 'scatter' if each device uses only a slice of the sum, 'gather' if each contributes only a
+    # slice, otherwise ''
     stands_for: str
-    times: int
-    size: float
-    bytes: float
-    seconds: float
-    exposed: float
+    times: int  # runs per step
+    size: float  # bytes of the whole array (`hlo.Collective.bytes`)
+    bytes: float  # that a device sends in one run
+    seconds: float  # seconds of one run, at the bandwidth of its links
+    exposed: float  # seconds of one run in which the step waits
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,25 +24,15 @@ _MOST_STACKS = 1 << 20  # bytes, of the newest stacks
 
 @dataclasses.dataclass(frozen=True)
 class Crash:
-    """A process that failed, was killed, or hung.
+    """A process that failed, was killed, or hung."""
 
-    Attributes:
-        process: its number.
-        host: the name of its machine.
-        code: its exit code; negative: the signal that killed it; None: it hung, and had to be killed.
-        seconds: how long it ran.
-        step: step of the newest checkpoint at its end.
-        output: the last lines that it wrote.
-        stacks: what it wrote to its file of stacks in this attempt.
-    """
-
-    process: int
-    host: str
-    code: int | None
-    seconds: float
-    step: int
-    output: Sequence[str]
-    stacks: str
+    process: int  # its number
+    host: str  # the name of its machine
+    code: int | None  # its exit code; negative: the signal that killed it; None: it hung, and had to be killed
+    seconds: float  # how long it ran
+    step: int  # step of the newest checkpoint at its end
+    output: Sequence[str]  # the last lines that it wrote
+    stacks: str  # what it wrote to its file of stacks in this attempt
 
     def text(self) -> str:
         """The report."""

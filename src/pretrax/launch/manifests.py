@@ -34,23 +34,15 @@ type Manifest = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pods(PodOptions):
-    """The pods of a run.
+    """The pods of a run."""
 
-    Attributes:
-        name: name of the objects, see `object_name`.
-        run_dir: directory of the run; an annotation of every object.
-        nodes: pods of one slice; without TPUs there is one slice.
-        accelerator: (version, topology such as '4x4x4', chips per node) of the TPU; None: no TPU.
-        words: appended to the command of the container.
-        launched: the time of the launch, which begins the label of each attempt.
-    """
-
-    name: str
-    run_dir: str
-    nodes: int = 1
+    name: str  # name of the objects, see `object_name`
+    run_dir: str  # directory of the run; an annotation of every object
+    nodes: int = 1  # pods of one slice; without TPUs there is one slice
+    # (version, topology such as '4x4x4', chips per node) of the TPU; None: no TPU
     accelerator: tuple[str, str, int] | None = None
-    words: tuple[str, ...] = ()
-    launched: str = ''
+    words: tuple[str, ...] = ()  # appended to the command of the container
+    launched: str = ''  # the time of the launch, which begins the label of each attempt
 
     @property
     def processes(self) -> int:

@@ -33,27 +33,17 @@ _END_SECONDS = 20.0  # for actors to end their processes
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """The workers of a run.
+    """The workers of a run."""
 
-    Attributes:
-        count: how many.
-        bundle: the resources of each: {'CPU': 1, 'GPU': 8}.
-        arguments: arguments of `pretrax launch node`.
-        words: the file of the configuration and its changes.
-        token: from `host_facts.write_token`.
-        directory: the working directory on all nodes.
-        environment: environment of the processes, besides their identity.
-        own: the facts of this machine, which those of all nodes must match. They are asked for again at each start: a
-            shared checkout may change meanwhile.
-    """
-
-    count: int
-    bundle: Mapping[str, float]
-    arguments: Sequence[str]
-    words: Sequence[str]
-    token: str
-    directory: str
-    environment: Mapping[str, str]
+    count: int  # how many
+    bundle: Mapping[str, float]  # the resources of each: {'CPU': 1, 'GPU': 8}
+    arguments: Sequence[str]  # arguments of `pretrax launch node`
+    words: Sequence[str]  # the file of the configuration and its changes
+    token: str  # from `host_facts.write_token`
+    directory: str  # the working directory on all nodes
+    environment: Mapping[str, str]  # environment of the processes, besides their identity
+    # The facts of this machine, which those of all nodes must match. They are asked for again at each start: a shared
+    # checkout may change meanwhile.
     own: Facts = dataclasses.field(default_factory=dict)
 
 

@@ -22,27 +22,18 @@ RUNS = Path('runs')  # where a run that is given by its bare name is
 
 
 class LaunchRecord(pydantic.BaseModel):
-    """How a run was launched most recently.
-
-    Attributes:
-        engine: 'slurm', 'kubernetes', 'tpu-vm', 'ray', 'ssh' or 'local'.
-        job: what the engine calls it.
-        nodes: number of machines, or of processes of one machine.
-        time: seconds since 1970.
-        host: where the command was typed.
-        command: the command, without secrets.
-        facts: what else the engine needs to find the job: its namespace, its zone, its log.
-    """
+    """How a run was launched most recently."""
 
     model_config = pydantic.ConfigDict(frozen=True)
 
-    engine: str
-    job: str
-    nodes: int
-    time: float = pydantic.Field(default_factory=time.time)
-    host: str = pydantic.Field(default_factory=socket.gethostname)
+    engine: str  # 'slurm', 'kubernetes', 'tpu-vm', 'ray', 'ssh' or 'local'
+    job: str  # what the engine calls it
+    nodes: int  # number of machines, or of processes of one machine
+    time: float = pydantic.Field(default_factory=time.time)  # seconds since 1970
+    host: str = pydantic.Field(default_factory=socket.gethostname)  # where the command was typed
+    # The command, without secrets
     command: list[str] = pydantic.Field(default_factory=lambda: without_secrets(['pretrax', *sys.argv[1:]]))
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {}  # what else the engine needs to find the job: its namespace, its zone, its log
 
 
 def write_record(run_dir: AnyPath, record: LaunchRecord) -> None:

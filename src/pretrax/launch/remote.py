@@ -22,17 +22,11 @@ _PATIENCE = 10.0  # seconds for a machine to end its processes
 
 
 class RemoteProcess(NamedTuple):
-    """How a process on another machine is started.
+    """How a process on another machine is started."""
 
-    Attributes:
-        host: the machine, as the user names it.
-        command: the local program and its arguments; it ends with the exit code of the remote one.
-        environment: environment of the local program.
-    """
-
-    host: str
-    command: Sequence[str]
-    environment: Mapping[str, str] | None = None
+    host: str  # the machine, as the user names it
+    command: Sequence[str]  # the local program and its arguments; it ends with the exit code of the remote one
+    environment: Mapping[str, str] | None = None  # environment of the local program
 
 
 class RemoteGroup(Group):

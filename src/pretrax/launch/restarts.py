@@ -12,21 +12,13 @@ LONGEST_WAIT = 60.0  # seconds
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended.
+    """How an attempt ended."""
 
-    Attributes:
-        code: the most telling exit code of all processes; negative: the signal that killed that process.
-        why: the reason, for the user.
-        step: step of the newest checkpoint at that time; 0: there is none.
-        lost: numbers of the processes that were killed or hung.
-        gone: numbers of the processes whose machine is gone.
-    """
-
-    code: int
-    why: str
-    step: int
-    lost: tuple[int, ...] = ()
-    gone: tuple[int, ...] = ()
+    code: int  # the most telling exit code of all processes; negative: the signal that killed that process
+    why: str  # the reason, for the user
+    step: int  # step of the newest checkpoint at that time; 0: there is none
+    lost: tuple[int, ...] = ()  # numbers of the processes that were killed or hung
+    gone: tuple[int, ...] = ()  # numbers of the processes whose machine is gone
 
     @property
     def exit_code(self) -> int:
@@ -36,20 +28,15 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RestartOptions:
-    """When the processes of a run are started again.
+    """When the processes of a run are started again."""
 
-    Attributes:
-        retries: how many attempts without a new checkpoint may be followed by another one.
-        elastic: continue with fewer processes after one is lost twice in a row, and try all of them again later.
-        requeued: the supervisor is started again, on machines that work, if it exits with 75. It does so if it is asked
-            to stop before the run is finished, or if the machine of a process is gone.
-        stop_within: seconds for the processes to save and end after a request to stop; then they are killed. None: no
-            limit.
-    """
-
-    retries: int = 3
+    retries: int = 3  # how many attempts without a new checkpoint may be followed by another one
+    # Continue with fewer processes after one is lost twice in a row, and try all of them again later
     elastic: bool = False
+    # The supervisor is started again, on machines that work, if it exits with 75. It does so if it is asked to stop
+    # before the run is finished, or if the machine of a process is gone.
     requeued: bool = False
+    # Seconds for the processes to save and end after a request to stop; then they are killed. None: no limit.
     stop_within: float | None = None
 
 

@@ -14,22 +14,14 @@ _GONE = {'DOWN', 'FAIL', 'ERROR', 'INVAL', 'NOT_RESPONDING', 'POWERED_DOWN', 'PO
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """A partition, or those of its nodes that are alike.
+    """A partition, or those of its nodes that are alike."""
 
-    Attributes:
-        name: name of the partition.
-        is_default: whether jobs that name no partition go there.
-        is_up: whether it takes jobs.
-        most_minutes: longest time limit; None: none.
-        most_nodes: largest number of nodes of a job; None: no limit.
-        nodes, cpus, gpus: number of nodes, and what each of them has.
-    """
-
-    name: str
-    is_default: bool
-    is_up: bool
-    most_minutes: int | None
-    most_nodes: int | None
+    name: str  # name of the partition
+    is_default: bool  # whether jobs that name no partition go there
+    is_up: bool  # whether it takes jobs
+    most_minutes: int | None  # longest time limit; None: none
+    most_nodes: int | None  # largest number of nodes of a job; None: no limit
+    # nodes, cpus, gpus: number of nodes, and what each of them has
     nodes: int
     cpus: int
     gpus: int

@@ -37,24 +37,16 @@ _WRONG_SIZE = 0.3  # a model is refused if the logarithm of its parameters diffe
 
 @dataclasses.dataclass(frozen=True)
 class Purchase:
-    """The run that a budget pays for.
+    """The run that a budget pays for."""
 
-    Attributes:
-        sizes: arguments for the sizes of the model.
-        params: N.
-        batch: tokens of a step.
-        best: the fastest layout.
-        delta, between: seconds to write a checkpoint, and between failures.
-        steps: of the run.
-    """
-
-    sizes: list[str]
-    params: int
-    batch: int
-    best: Candidate
+    sizes: list[str]  # arguments for the sizes of the model
+    params: int  # N
+    batch: int  # tokens of a step
+    best: Candidate  # the fastest layout
+    # delta, between: seconds to write a checkpoint, and between failures
     delta: float
     between: float
-    steps: int
+    steps: int  # of the run
 
     @property
     def seconds(self) -> float:

@@ -15,21 +15,13 @@ HOST_GAIN = 0.05  # what activations or state in host memory must gain: their tr
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Values of a configuration that a search chooses.
+    """Values of a configuration that a search chooses."""
 
-    Attributes:
-        mesh: size of each axis.
-        micro: sequences per device and pass.
-        save: what the backward pass keeps, as in `model.save`.
-        parts: parts of the sequences of a device in each layer, as in `model.batch_parts`.
-        offload: parts of the state in host memory, as in `memory.offload`.
-    """
-
-    mesh: dict[str, int]
-    micro: int
-    save: Any
-    parts: int = 1
-    offload: tuple[str, ...] = ()
+    mesh: dict[str, int]  # size of each axis
+    micro: int  # sequences per device and pass
+    save: Any  # what the backward pass keeps, as in `model.save`
+    parts: int = 1  # parts of the sequences of a device in each layer, as in `model.batch_parts`
+    offload: tuple[str, ...] = ()  # parts of the state in host memory, as in `memory.offload`
 
     def values(self) -> dict[str, dict[str, Any]]:
         """Its configuration values, by section."""
@@ -46,15 +38,11 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate(Choice):
-    """A choice with its prediction.
-
-    Attributes:
-        compiled: what the compiler said earlier of this step; None: it was not compiled.
-    """
+    """A choice with its prediction."""
 
     memory: Memory
     prediction: Prediction
-    compiled: CompiledFact | None = None
+    compiled: CompiledFact | None = None  # what the compiler said earlier of this step; None: it was not compiled
 
     @property
     def needed(self) -> int:
@@ -70,21 +58,14 @@ class Candidate(Choice):
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """The candidates that a search tried.
+    """The candidates that a search tried."""
 
-    Attributes:
-        found: those that fit, fastest first.
-        tried: every combination of a mesh and a micro-batch.
-        ways: values of `model.save` and `memory.offload` that were tried with each, until one fits.
-        least: the candidate that needs the least memory; None: no mesh is possible.
-        room: bytes per device that a candidate may fill.
-    """
-
-    found: list[Candidate]
-    tried: list[tuple[dict[str, int], int]]
+    found: list[Candidate]  # those that fit, fastest first
+    tried: list[tuple[dict[str, int], int]]  # every combination of a mesh and a micro-batch
+    # Values of `model.save` and `memory.offload` that were tried with each, until one fits
     ways: list[tuple[Any, tuple[str, ...]]]
-    least: Candidate | None
-    room: float
+    least: Candidate | None  # the candidate that needs the least memory; None: no mesh is possible
+    room: float  # bytes per device that a candidate may fill
 
     def why_none(self) -> list[str]:
         """The lines that say that nothing fits, what was tried, and what to change."""

@@ -19,14 +19,10 @@ _CHOSEN = ('mesh', 'batch.micro', 'model.save', 'model.batch_parts', 'memory.off
 
 @dataclasses.dataclass(frozen=True)
 class CompiledFact:
-    """Facts that the compiler reported for a step.
+    """Facts that the compiler reported for a step."""
 
-    Attributes:
-        needed: bytes per device.
-        exposed: seconds of communication that the schedule of the program does not hide; None: it has no schedule.
-    """
-
-    needed: int
+    needed: int  # bytes per device
+    # Seconds of communication that the schedule of the program does not hide; None: it has no schedule
     exposed: float | None
 
 

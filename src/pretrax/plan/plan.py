@@ -54,26 +54,20 @@ MARGIN = 0.95  # share of the memory that a plan may fill, since the formula is 
 class Plan:
     """The configuration itself (None if its mesh or batch is impossible, for the reason `why`), and the candidates that
     fit.
-
-    Attributes:
-        options: compiler options that the configuration sets by itself.
-        by_default: its prediction without them; None: not known, or there are none.
-        in_halves: the configuration with layers on two halves of the batch; None: impossible, or not better.
-        is_looped: its layers run in a loop on several GPUs, where unrolled ones are faster.
-        left_out: the keys that it sets, and that all predictions leave out or count as free.
-        slow_attention: the kernel of its attention and the reason, if it is not fused; '': it is.
     """
 
     hardware: Topology
     search: Search
     n_params: int
     now: Candidate | None = None
-    options: Sequence[CompilerOption] = ()
-    by_default: Prediction | None = None
+    options: Sequence[CompilerOption] = ()  # compiler options that the configuration sets by itself
+    by_default: Prediction | None = None  # its prediction without them; None: not known, or there are none
+    # The configuration with layers on two halves of the batch; None: impossible, or not better
     in_halves: Candidate | None = None
-    is_looped: bool = False
+    is_looped: bool = False  # its layers run in a loop on several GPUs, where unrolled ones are faster
+    # The keys that it sets, and that all predictions leave out or count as free
     left_out: list[str] = dataclasses.field(default_factory=list)
-    slow_attention: str = ''
+    slow_attention: str = ''  # the kernel of its attention and the reason, if it is not fused; '': it is
     why: str = ''
 
     @property

@@ -40,15 +40,7 @@ _LARGEST = 4 << 30
 
 
 class Manifest(pydantic.BaseModel):
-    """Description of a compiled step.
-
-    Attributes:
-        batch: sequences, tokens per sequence.
-        compiler_options: options of XLA that were set for this program, by name.
-        arrays: dtype[shape] of the state and the batch, by name.
-        program: SHA-256 of the lowered step.
-        executable: SHA-256 of the executable.
-    """
+    """Description of a compiled step."""
 
     model_config = pydantic.ConfigDict(extra='forbid')
 
@@ -60,12 +52,12 @@ class Manifest(pydantic.BaseModel):
     processes: int
     versions: dict[str, str]
     flags: dict[str, str]
-    compiler_options: dict[str, bool | int | float | str] = {}
-    batch: tuple[int, int]
-    arrays: dict[str, str]
+    compiler_options: dict[str, bool | int | float | str] = {}  # options of XLA that were set for this program, by name
+    batch: tuple[int, int]  # sequences, tokens per sequence
+    arrays: dict[str, str]  # dtype[shape] of the state and the batch, by name
     config: dict[str, Any]
-    program: str
-    executable: str
+    program: str  # SHA-256 of the lowered step
+    executable: str  # SHA-256 of the executable
 
 
 def check_one_size(config: RunConfig, option: str) -> None:

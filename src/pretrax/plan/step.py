@@ -23,25 +23,15 @@ from pretrax.run.setup import Run, prepare
 
 @dataclasses.dataclass(frozen=True)
 class PlannedStep:
-    """A step that was compiled, or that does not fit.
+    """A step that was compiled, or that does not fit."""
 
-    Attributes:
-        run: the run that `train` would prepare.
-        topology: the hardware; None: the devices of this machine.
-        lowered: the program before XLA's optimizations.
-        compiled: the executable; None: it does not fit.
-        seconds: for tracing, for compiling.
-        needed: bytes per device; if it does not fit, as the compiler reports them.
-        limit: bytes that a device has; None: unknown.
-    """
-
-    run: Run
-    topology: Topology | None
-    lowered: Any
-    compiled: Any | None
-    seconds: tuple[float, float]
-    needed: int
-    limit: int | None
+    run: Run  # the run that `train` would prepare
+    topology: Topology | None  # the hardware; None: the devices of this machine
+    lowered: Any  # the program before XLA's optimizations
+    compiled: Any | None  # the executable; None: it does not fit
+    seconds: tuple[float, float]  # for tracing, for compiling
+    needed: int  # bytes per device; if it does not fit, as the compiler reports them
+    limit: int | None  # bytes that a device has; None: unknown
 
     @property
     def fits(self) -> bool:

@@ -110,19 +110,14 @@ RETRY_SECONDS = 'PRETRAX_STORAGE_RETRY_SECONDS'
 
 @dataclasses.dataclass(frozen=True)
 class StorageSettings:
-    """How buckets are reached. What is None is taken from the environment.
+    """How buckets are reached. What is None is taken from the environment."""
 
-    Attributes:
-        endpoint: URL of an S3-compatible service; else AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or Amazon.
-        region: region of the S3 bucket; else AWS_REGION, AWS_DEFAULT_REGION, or what the service reports.
-        profile: profile of `~/.aws/credentials` and `~/.aws/config`; else AWS_PROFILE.
-        retry_seconds: for how long a failing request is repeated, with growing pauses; else
-            PRETRAX_STORAGE_RETRY_SECONDS, or 60.
-    """
-
+    # URL of an S3-compatible service; else AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or Amazon
     endpoint: str | None = None
+    # Region of the S3 bucket; else AWS_REGION, AWS_DEFAULT_REGION, or what the service reports
     region: str | None = None
-    profile: str | None = None
+    profile: str | None = None  # profile of `~/.aws/credentials` and `~/.aws/config`; else AWS_PROFILE
+    # For how long a failing request is repeated, with growing pauses; else PRETRAX_STORAGE_RETRY_SECONDS, or 60
     retry_seconds: float | None = None
 
 

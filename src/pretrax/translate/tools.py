@@ -18,22 +18,14 @@ _LARGEST = 256 * 1024  # bytes; a larger file is not a configuration
 
 @dataclasses.dataclass(frozen=True)
 class Tool:
-    """How the files of a tool are read, and which keys they have.
+    """How the files of a tool are read, and which keys they have."""
 
-    Attributes:
-        title: its name, as its authors write it.
-        read: a file -> its keys; nested ones are dotted. Raises UserError.
-        defaults: what its files may leave out.
-        source: where the tool has these defaults.
-        typical: each file of this tool has at least one of these keys.
-        fill: fills in a translation, given the name of the file without its ending, and the number of devices.
-    """
-
-    title: str
-    read: Callable[[Path], dict[str, Any]]
-    defaults: Mapping[str, Any]
-    source: str
-    typical: frozenset[str]
+    title: str  # its name, as its authors write it
+    read: Callable[[Path], dict[str, Any]]  # a file -> its keys; nested ones are dotted. Raises UserError.
+    defaults: Mapping[str, Any]  # what its files may leave out
+    source: str  # where the tool has these defaults
+    typical: frozenset[str]  # each file of this tool has at least one of these keys
+    # Fills in a translation, given the name of the file without its ending, and the number of devices
     fill: Callable[[Translation, str, int | None], None]
 
 

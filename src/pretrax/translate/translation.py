@@ -29,26 +29,17 @@ class Fate(enum.StrEnum):
 
 @dataclasses.dataclass
 class Translation:
-    """A configuration of pretrax under construction.
+    """A configuration of pretrax under construction."""
 
-    Attributes:
-        tool: name of the other tool, as its authors write it.
-        file: name of its file, for messages.
-        given: what the file says: key -> value. The key of a nested value is dotted.
-        defaults: values of the tool for keys that the file leaves out, as far as they matter.
-        source: where the tool has these defaults.
-        values: dotted key of pretrax -> value.
-        comments: dotted key of pretrax -> where its value comes from.
-        fates: key of the other tool -> how it is handled, and the reason.
-    """
-
-    tool: str
-    file: str
-    given: Mapping[str, Any]
-    defaults: Mapping[str, Any]
-    source: str
-    values: dict[str, Any] = dataclasses.field(default_factory=dict)
+    tool: str  # name of the other tool, as its authors write it
+    file: str  # name of its file, for messages
+    given: Mapping[str, Any]  # what the file says: key -> value. The key of a nested value is dotted.
+    defaults: Mapping[str, Any]  # values of the tool for keys that the file leaves out, as far as they matter
+    source: str  # where the tool has these defaults
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)  # dotted key of pretrax -> value
+    # Dotted key of pretrax -> where its value comes from
     comments: dict[str, str] = dataclasses.field(default_factory=dict)
+    # Key of the other tool -> how it is handled, and the reason
     fates: dict[str, tuple[Fate, str]] = dataclasses.field(default_factory=dict)
 
     def get(self, key: str, default: Any = _MISSING) -> Any:

@@ -21,17 +21,11 @@ _WAIT = 5.0  # seconds between two looks for checkpoints
 
 
 class Reading(NamedTuple):
-    """How models read texts.
+    """How models read texts."""
 
-    Attributes:
-        batch_tokens: in a batch on each device.
-        max_length: tokens that are read at once; None: `Trained.length`.
-        dtype: as in `open_trained`.
-    """
-
-    batch_tokens: int
-    max_length: int | None = None
-    dtype: str | None = None
+    batch_tokens: int  # in a batch on each device
+    max_length: int | None = None  # tokens that are read at once; None: `Trained.length`
+    dtype: str | None = None  # as in `open_trained`
 
 
 def evaluate_models(

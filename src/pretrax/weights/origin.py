@@ -49,35 +49,20 @@ class Pieces(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Weights to start from.
+    """Weights to start from."""
 
-    Attributes:
-        place: as configured.
-        pieces: the weights.
-        arch: the architecture of the decoder; None: the model is another one.
-        model: the section `model` that the checkpoint was trained with; {} for one of Hugging Face.
-        vocab_size: rows of the vocabulary that are tokens.
-        tokenizer: content of tokenizer.json.
-        tokenizer_sha256: of a tokenizer whose content is gone.
-        begin_of_text: the ids that began the texts of its training.
-        files: directory with the other files of the tokenizer and of generation; it may not exist.
-        notes: what was not taken over.
-        key: of the configuration, that names it.
-        saved: the checkpoint of a run; None: it is one of Hugging Face.
-    """
-
-    place: str
-    pieces: Pieces
-    arch: Architecture | None
-    model: Mapping[str, Any]
-    vocab_size: int | None
-    tokenizer: bytes | None
-    tokenizer_sha256: str | None
-    begin_of_text: tuple[int, ...]
-    files: AnyPath
-    notes: tuple[str, ...] = ()
-    key: str = 'init_from'
-    saved: SavedModel | None = None
+    place: str  # as configured
+    pieces: Pieces  # the weights
+    arch: Architecture | None  # the architecture of the decoder; None: the model is another one
+    model: Mapping[str, Any]  # the section `model` that the checkpoint was trained with; {} for one of Hugging Face
+    vocab_size: int | None  # rows of the vocabulary that are tokens
+    tokenizer: bytes | None  # content of tokenizer.json
+    tokenizer_sha256: str | None  # of a tokenizer whose content is gone
+    begin_of_text: tuple[int, ...]  # the ids that began the texts of its training
+    files: AnyPath  # directory with the other files of the tokenizer and of generation; it may not exist
+    notes: tuple[str, ...] = ()  # what was not taken over
+    key: str = 'init_from'  # of the configuration, that names it
+    saved: SavedModel | None = None  # the checkpoint of a run; None: it is one of Hugging Face
 
     @property
     def is_hugging_face(self) -> bool:

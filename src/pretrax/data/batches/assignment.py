@@ -23,17 +23,11 @@ PERIOD = 1 << 20  # rows after which a longer phase repeats: weights are exact t
 
 
 class Phase(NamedTuple):
-    """Consecutive rows of the run that interleave the sources in one pattern.
+    """Consecutive rows of the run that interleave the sources in one pattern."""
 
-    Attributes:
-        first: number of the first row.
-        before: rows of each source before the phase.
-        counts: rows of each source in a period; the pattern repeats to the end of the phase.
-    """
-
-    first: int
-    before: list[int]
-    counts: list[int]
+    first: int  # number of the first row
+    before: list[int]  # rows of each source before the phase
+    counts: list[int]  # rows of each source in a period; the pattern repeats to the end of the phase
 
 
 class Assignment:

@@ -24,19 +24,13 @@ _PAGE = 1024  # positions that are computed together, since a call takes as long
 
 @dataclass(frozen=True)
 class Order:
-    """An endless sequence of rows: each epoch has every row of range(n) once. Seeking takes constant time and memory.
+    """An endless sequence of rows: each epoch has every row of range(n) once. Seeking takes constant time and space."""
 
-    Attributes:
-        n: rows per epoch.
-        block: consecutive rows per block; the last block may be shorter.
-        seed: any integer.
-        window: blocks whose rows are mixed. Rows k to k + m of an epoch lie in at most
-            window * (2 + m / (window * block)) blocks, and no block is in two windows.
-    """
-
-    n: int
-    block: int
-    seed: int
+    n: int  # rows per epoch
+    block: int  # consecutive rows per block; the last block may be shorter
+    seed: int  # any integer
+    # Blocks whose rows are mixed. Rows k to k + m of an epoch lie in at most window * (2 + m / (window * block))
+    # blocks, and no block is in two windows.
     window: int = WINDOW
 
     def __call__(self, number: np.ndarray) -> np.ndarray:

@@ -74,17 +74,11 @@ PACKINGS: dict[str, Callable[[list[int], int], list[int]]] = {'whole': pack_in_o
 
 
 class Plan(NamedTuple):
-    """The rows of a group of documents.
+    """The rows of a group of documents."""
 
-    Attributes:
-        first: int64 [rows + 1]; row r has the chunks first[r] to first[r + 1] - 1.
-        start: int64 [chunks], the position of the chunk's first input in the token stream.
-        targets: int64 [chunks], the targets of the chunk.
-    """
-
-    first: np.ndarray
-    start: np.ndarray
-    targets: np.ndarray
+    first: np.ndarray  # int64 [rows + 1]; row r has the chunks first[r] to first[r + 1] - 1
+    start: np.ndarray  # int64 [chunks], the position of the chunk's first input in the token stream
+    targets: np.ndarray  # int64 [chunks], the targets of the chunk
 
     @property
     def n_rows(self) -> int:
@@ -92,21 +86,13 @@ class Plan(NamedTuple):
 
 
 class Index(NamedTuple):
-    """The groups of a split, and totals over all its rows.
+    """The groups of a split, and totals over all its rows."""
 
-    Attributes:
-        document: int64 [groups + 1], the first document of each group, then the number of documents.
-        row: int64 [groups + 1], the first row of each group, then the number of rows.
-        documents_per_row: the largest number of segments in a row, padding included.
-        targets: the number of targets.
-        cut: the number of documents that were cut.
-    """
-
-    document: np.ndarray
-    row: np.ndarray
-    documents_per_row: np.ndarray
-    targets: np.ndarray
-    cut: np.ndarray
+    document: np.ndarray  # int64 [groups + 1], the first document of each group, then the number of documents
+    row: np.ndarray  # int64 [groups + 1], the first row of each group, then the number of rows
+    documents_per_row: np.ndarray  # the largest number of segments in a row, padding included
+    targets: np.ndarray  # the number of targets
+    cut: np.ndarray  # the number of documents that were cut
 
 
 class PackedDocuments:

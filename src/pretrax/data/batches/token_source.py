@@ -32,21 +32,13 @@ SHARE_FOR_BLOCKS = 1 / 8
 
 
 class SplitRows(Protocol):
-    """The rows of a split under one packing; str() describes them.
+    """The rows of a split under one packing; str() describes them."""
 
-    Attributes:
-        tokens: the split.
-        n: rows per epoch.
-        block: consecutive rows that are best read together.
-        documents_per_row: the largest number of segments in a row, padding included.
-        density: the fraction of token positions that is not padding.
-    """
-
-    tokens: TokenStore
-    n: int
-    block: int
-    documents_per_row: int
-    density: float
+    tokens: TokenStore  # the split
+    n: int  # rows per epoch
+    block: int  # consecutive rows that are best read together
+    documents_per_row: int  # the largest number of segments in a row, padding included
+    density: float  # the fraction of token positions that is not padding
     cache: BlockCache
 
     def read(self, rows: np.ndarray, whole_blocks: bool) -> HostBatch:

@@ -30,16 +30,11 @@ _RESERVED = {'messages', 'tools', 'add_generation_prompt', 'loop'}  # not for a 
 
 
 class Conversation(NamedTuple):
-    """A rendered conversation.
+    """A rendered conversation."""
 
-    Attributes:
-        text: the template's text, with special tokens by name.
-        special_tokens: (start, stop, id) of each special token in the text, in order.
-        answers: [start, stop) of each answer in the text, with the token that ends it, in order.
-    """
-
-    text: str
-    special_tokens: tuple[tuple[int, int, int], ...]
+    text: str  # the template's text, with special tokens by name
+    special_tokens: tuple[tuple[int, int, int], ...]  # (start, stop, id) of each special token in the text, in order
+    # [start, stop) of each answer in the text, with the token that ends it, in order
     answers: tuple[tuple[int, int], ...]
 
 

@@ -116,18 +116,13 @@ def split_lines(parts: Iterable[bytes], name: object, longest: int | None = None
 
 
 class Document(NamedTuple):
-    """A text, its origin, and the ranges that count in the loss.
+    """A text, its origin, and the ranges that count in the loss."""
 
-    Attributes:
-        text: not empty.
-        origin: file and row for messages, such as 'mail.jsonl:12'.
-        answers: character ranges [start, stop), in order and disjoint. Tokens that start in one of them count in the
-            loss, and so does the end-of-text token. None: all tokens count.
-        special_tokens: for a conversation, (start, stop, id) of each special token in the text. Its end-of-text token
-            counts only if it is a part of the text. None: the text has no special tokens.
-    """
-
-    text: str
-    origin: str
+    text: str  # not empty
+    origin: str  # file and row for messages, such as 'mail.jsonl:12'
+    # Character ranges [start, stop), in order and disjoint. Tokens that start in one of them count in the loss, and so
+    # does the end-of-text token. None: all tokens count.
     answers: tuple[tuple[int, int], ...] | None = None
+    # For a conversation, (start, stop, id) of each special token in the text. Its end-of-text token counts only if it
+    # is a part of the text. None: the text has no special tokens.
     special_tokens: tuple[tuple[int, int, int], ...] | None = None

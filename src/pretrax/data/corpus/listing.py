@@ -30,21 +30,16 @@ BROKEN, UNREADABLE, SPECIAL = 'broken link', 'unreadable', 'neither a file nor a
 
 @dataclass
 class FileCounts:
-    """The number of files found, and of files and folders that were left out for each reason.
+    """The number of files found, and of files and folders that were left out for each reason."""
 
-    Attributes:
-        read: files that are read.
-        left_out: by reason. A folder counts as one, whatever is in it.
-        suffixes: suffixes of files left out for their suffix.
-        examples: a line for each of the first files and folders that a user may have expected to be read.
-        keys: identify the files that are read, whatever their names.
-    """
-
-    read: int = 0
+    read: int = 0  # files that are read
+    # By reason. A folder counts as one, whatever is in it.
     left_out: collections.Counter[str] = field(default_factory=collections.Counter)
+    # Suffixes of files left out for their suffix
     suffixes: collections.Counter[str] = field(default_factory=collections.Counter)
+    # A line for each of the first files and folders that a user may have expected to be read
     examples: list[str] = field(default_factory=list)
-    keys: set[Hashable] = field(default_factory=set)
+    keys: set[Hashable] = field(default_factory=set)  # identify the files that are read, whatever their names
 
     def leave_out(self, path: Location, reason: str, explanation: str = '') -> None:
         """Counts a file or a folder that is not read; with an explanation, it is an example."""

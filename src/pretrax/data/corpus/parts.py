@@ -94,18 +94,15 @@ class Whole(Part):
 
 @dataclass(frozen=True)
 class Lines(Part):
-    """The JSON lines that start at the bytes start to stop - 1 of the decompressed content.
-
-    Attributes:
-        first_line: number of the line that starts at `start`. None if unknown: the part then starts at the first line
-            that starts after `start`, origins are byte positions, and `exact` counts the lines.
-        frame: byte offsets, in the file and in the content, of the frame at which a compressed file is entered.
-    """
+    """The JSON lines that start at the bytes start to stop - 1 of the decompressed content."""
 
     file: TextFile
     start: int = 0
     stop: int | None = None
+    # Number of the line that starts at `start`. None if unknown: the part then starts at the first line that starts
+    # after `start`, origins are byte positions, and `exact` counts the lines.
     first_line: int | None = 1
+    # Byte offsets, in the file and in the content, of the frame at which a compressed file is entered
     frame: tuple[int, int] = (0, 0)
 
     @in_memory

@@ -55,15 +55,10 @@ type Location = Path | Url
 
 
 class State(NamedTuple):
-    """Identifies a version of a file.
+    """Identifies a version of a file."""
 
-    Attributes:
-        size: bytes; None if the storage does not report it.
-        stamp: the kind and value of a modification time or an entity tag; '' if the storage reports neither.
-    """
-
-    size: int | None
-    stamp: str
+    size: int | None  # bytes; None if the storage does not report it
+    stamp: str  # the kind and value of a modification time or an entity tag; '' if the storage reports neither
 
     @classmethod
     def from_stat(cls, stat: os.stat_result) -> 'State':

@@ -24,21 +24,13 @@ MOST_CHARACTERS = 32 << 20  # of a block, unless one document has more
 
 
 class Place(NamedTuple):
-    """Where a block starts.
+    """Where a block starts."""
 
-    Attributes:
-        token: tokens of the stream before it.
-        epoch: epochs before it.
-        block: blocks of its epoch before it.
-        part: parts of its epoch before the one in which it starts.
-        row: rows of that part before it.
-    """
-
-    token: int
-    epoch: int
-    block: int
-    part: int
-    row: int
+    token: int  # tokens of the stream before it
+    epoch: int  # epochs before it
+    block: int  # blocks of its epoch before it
+    part: int  # parts of its epoch before the one in which it starts
+    row: int  # rows of that part before it
 
 
 START = Place(0, 0, 0, 0, 0)
@@ -55,19 +47,13 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Blocks:
-    """The stream of a corpus.
-
-    Attributes:
-        seed: seed of the order of parts and of documents in a block.
-        n_documents: documents per block; 1: no shuffling at all.
-        left_out: `text_hash` of the documents to leave out.
-    """
+    """The stream of a corpus."""
 
     corpus: Corpus
     job: Job
-    seed: int
-    n_documents: int
-    left_out: frozenset[int] = frozenset()
+    seed: int  # seed of the order of parts and of documents in a block
+    n_documents: int  # documents per block; 1: no shuffling at all
+    left_out: frozenset[int] = frozenset()  # `text_hash` of the documents to leave out
 
     def read(self, place: Place) -> Iterator[Block]:
         """Yields the blocks from a place on, without end. Raises UserError if the text is unreadable or empty."""

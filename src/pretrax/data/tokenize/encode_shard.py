@@ -25,22 +25,15 @@ type Progress = Callable[[int, int], None]  # bytes of text and tokens since the
 
 @dataclass(frozen=True)
 class Job:
-    """How to encode documents. Picklable.
+    """How to encode documents. Picklable."""
 
-    Attributes:
-        tokenizer: content of a tokenizer.json.
-        begin_of_text: the ids that begin every document, except a conversation, whose template writes them.
-        end_of_text: the id that ends every document.
-        validation: fraction to hold out.
-        cut: whether the end of each document is held out instead of whole documents.
-    """
-
-    tokenizer: bytes
+    tokenizer: bytes  # content of a tokenizer.json
+    # The ids that begin every document, except a conversation, whose template writes them
     begin_of_text: tuple[int, ...]
-    end_of_text: int
+    end_of_text: int  # the id that ends every document
     encoder: EncoderName
-    validation: float
-    cut: bool
+    validation: float  # fraction to hold out
+    cut: bool  # whether the end of each document is held out instead of whole documents
     name: str
 
     @functools.cached_property
@@ -53,19 +46,13 @@ class Job:
 
 
 class EncodedDocuments(NamedTuple):
-    """Whole documents of one split.
-
-    Attributes:
-        encoded: uint32 [tokens], `2 * id + starts_a_document`.
-        mask: bool [tokens], whether each token counts as a target; None: all count.
-        n_documents: number of documents.
-        n_bytes, predicted_bytes: as in `TokenCounts`.
-    """
+    """Whole documents of one split."""
 
     split: str
-    encoded: np.ndarray
-    mask: np.ndarray | None
-    n_documents: int
+    encoded: np.ndarray  # uint32 [tokens], `2 * id + starts_a_document`
+    mask: np.ndarray | None  # bool [tokens], whether each token counts as a target; None: all count
+    n_documents: int  # number of documents
+    # n_bytes, predicted_bytes: as in `TokenCounts`
     n_bytes: int
     predicted_bytes: int
 

@@ -30,13 +30,9 @@ type EngineName = Literal['local', 'ray']
 
 
 class Engine(Protocol):
-    """Calls functions for shards, possibly in parallel.
+    """Calls functions for shards, possibly in parallel."""
 
-    Attributes:
-        name: the kind and number of workers, for messages.
-    """
-
-    name: str
+    name: str  # the kind and number of workers, for messages
 
     def unordered(
         self, function: Callable[..., Any], calls: Sequence[tuple], progress: Progress

@@ -34,19 +34,15 @@ _MOST = 1 << 52  # a larger count is damage, and would overflow
 
 
 class TokenCounts(pydantic.BaseModel):
-    """Totals of one split.
+    """Totals of one split."""
 
-    Attributes:
-        documents, tokens: their numbers.
-        bytes: UTF-8 bytes of all text; None if unknown.
-        predicted_bytes: UTF-8 bytes of the targets; None if unknown. End-of-text tokens have no bytes.
-        targets: tokens that count in the loss: those with loss mask 1, without the first token of each document.
-    """
-
+    # documents, tokens: their numbers
     documents: int = pydantic.Field(ge=0, le=_MOST)
     tokens: int = pydantic.Field(ge=0, le=_MOST)
-    bytes: int | None = pydantic.Field(ge=0, le=_MOST)
+    bytes: int | None = pydantic.Field(ge=0, le=_MOST)  # UTF-8 bytes of all text; None if unknown
+    # UTF-8 bytes of the targets; None if unknown. End-of-text tokens have no bytes.
     predicted_bytes: int | None = pydantic.Field(ge=0, le=_MOST)
+    # Tokens that count in the loss: those with loss mask 1, without the first token of each document
     targets: int = pydantic.Field(ge=0, le=_MOST)
 
     @pydantic.model_validator(mode='before')
@@ -59,18 +55,13 @@ class TokenCounts(pydantic.BaseModel):
 
 
 class TokenizerIdentity(pydantic.BaseModel):
-    """Identifies the tokenizer that made the ids.
+    """Identifies the tokenizer that made the ids."""
 
-    Attributes:
-        sha256: SHA-256 of its tokenizer.json; None if the tokenizer is unknown.
-        vocab_size: every id is below it.
-        end_of_text: the id that ends every document; None if documents have no such token.
-        begin_of_text: the ids that begin every document; files of an older pretrax have no such tokens.
-    """
-
-    sha256: str | None
-    vocab_size: int = pydantic.Field(ge=1, le=1 << 31)
+    sha256: str | None  # SHA-256 of its tokenizer.json; None if the tokenizer is unknown
+    vocab_size: int = pydantic.Field(ge=1, le=1 << 31)  # every id is below it
+    # The id that ends every document; None if documents have no such token
     end_of_text: int | None = pydantic.Field(ge=0)
+    # The ids that begin every document; files of an older pretrax have no such tokens
     begin_of_text: tuple[pydantic.NonNegativeInt, ...] = ()
 
     def tokenizer(self, content: bytes, name: str) -> Tokenizer:

@@ -34,21 +34,13 @@ _VERSION = 1  # of the cached files
 
 
 class Survey(NamedTuple):
-    """The facts about a file.
+    """The facts about a file."""
 
-    Attributes:
-        starts: uint64 [documents + 1], where documents start, followed by the end.
-        largest: the largest id.
-        end_of_text: the id that ends documents; None if there is none.
-        sha256: SHA-256 of the values `2 * id + starts_a_document`, as flat-tokens stores them.
-        notes: lines to print.
-    """
-
-    starts: np.ndarray
-    largest: int
-    end_of_text: int | None
-    sha256: str
-    notes: list[str]
+    starts: np.ndarray  # uint64 [documents + 1], where documents start, followed by the end
+    largest: int  # the largest id
+    end_of_text: int | None  # the id that ends documents; None if there is none
+    sha256: str  # SHA-256 of the values `2 * id + starts_a_document`, as flat-tokens stores them
+    notes: list[str]  # lines to print
 
 
 class ForeignTokens(TokenStore):

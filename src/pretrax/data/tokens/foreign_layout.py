@@ -36,32 +36,22 @@ type IdType = Literal['uint16', 'uint32']  # of a nanoGPT .bin
 
 @dataclass(frozen=True)
 class Layout:
-    """A file of another tool: how to read its ids and document boundaries.
+    """A file of another tool: how to read its ids and document boundaries."""
 
-    Attributes:
-        format: name of the format, for messages.
-        path: the file, for messages.
-        files: all files that hold the tokens.
-        n_tokens: number of tokens.
-        read: returns the ids in each range [start, stop), any integers; `2 * id + starts_a_document` if `start_bits`.
-        find_starts: returns where documents start, uint64, followed by the end, and notes to print; None if only an
-            end-of-text token marks the boundaries.
-        end_of_text: the id that ends documents if `find_starts` is None; None: the file is one document.
-        assumed: whether `end_of_text` was not given and is assumed to be GPT-2's.
-        start_bits: see `read`.
-        vocab_size: None if the file does not have it.
-    """
-
-    format: str
-    path: Path
-    files: tuple[Path, ...]
-    n_tokens: int
+    format: str  # name of the format, for messages
+    path: Path  # the file, for messages
+    files: tuple[Path, ...]  # all files that hold the tokens
+    n_tokens: int  # number of tokens
+    # Returns the ids in each range [start, stop), any integers; `2 * id + starts_a_document` if `start_bits`
     read: Callable[[Ranges], list[np.ndarray]]
+    # Returns where documents start, uint64, followed by the end, and notes to print; None if only an end-of-text token
+    # marks the boundaries
     find_starts: Callable[[], tuple[np.ndarray, list[str]]] | None = None
+    # The id that ends documents if `find_starts` is None; None: the file is one document
     end_of_text: int | None = None
-    assumed: bool = False
-    start_bits: bool = False
-    vocab_size: int | None = None
+    assumed: bool = False  # whether `end_of_text` was not given and is assumed to be GPT-2's
+    start_bits: bool = False  # see `read`
+    vocab_size: int | None = None  # None if the file does not have it
 
 
 def nanogpt(path: Path, end_of_text: int | None = None, dtype: IdType | None = None) -> Layout:

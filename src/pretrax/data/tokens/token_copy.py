@@ -25,17 +25,11 @@ _SAMPLE = 32  # documents
 
 
 class Documents(NamedTuple):
-    """Consecutive whole documents.
+    """Consecutive whole documents."""
 
-    Attributes:
-        encoded: uint32 [tokens], `2 * id + starts_a_document`.
-        mask: bool [tokens], whether each token counts as a target; None: all count.
-        lengths: int64 [documents], tokens per document.
-    """
-
-    encoded: np.ndarray
-    mask: np.ndarray | None
-    lengths: np.ndarray
+    encoded: np.ndarray  # uint32 [tokens], `2 * id + starts_a_document`
+    mask: np.ndarray | None  # bool [tokens], whether each token counts as a target; None: all count
+    lengths: np.ndarray  # int64 [documents], tokens per document
 
     def chosen(self, which: np.ndarray) -> 'Documents':
         """The documents selected by `which`, bool [documents]."""

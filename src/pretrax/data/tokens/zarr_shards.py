@@ -27,18 +27,12 @@ class OtherArrayError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """How an array is stored.
-
-    Attributes:
-        length: number of values.
-        shard: values per file.
-        chunk: values per chunk.
-    """
+    """How an array is stored."""
 
     dtype: np.dtype
-    length: int
-    shard: int
-    chunk: int
+    length: int  # number of values
+    shard: int  # values per file
+    chunk: int  # values per chunk
 
     @property
     def index_size(self) -> int:
