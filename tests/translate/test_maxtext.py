@@ -99,6 +99,23 @@ def test_a_schedule_longer_than_the_run_does_not_fall_to_its_end(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ('quantization', 'matmul', 'difference'),
+    [
+        ('fp8', 'fp8', 'first and last layer'),
+        ('te_fp8_delayedscaling', 'fp8', 'not of earlier steps'),
+        ('te_mxfp8', 'mxfp8', 'first and last layer'),
+        ('te_nvfp4', 'nvfp4', 'Hadamard'),
+    ],
+)
+def test_a_quantization_becomes_the_dtype_of_the_products(tmp_path, quantization, matmul, difference):
+    translation, config = translated(
+        'maxtext', tmp_path / 'a.yml', f'max_target_length: 128\nquantization: {quantization}\n'
+    )
+    assert config.precision.matmul == matmul
+    assert difference in translation.fates['quantization'][1]
+
+
+@pytest.mark.parametrize(
     ('line', 'message'),
     [
         ('model_name: gpt3-175b', 'sizes this translation does not have'),

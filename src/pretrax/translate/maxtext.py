@@ -22,6 +22,16 @@ _BLOCKS: dict[str, dict[str, Any]] = _TABLES['blocks']
 _SIZES: list[str] = _TABLES['sizes'].split()
 _ONE_IS_OFF = ('shared_experts', 'interleave_moe_layer_step', 'routed_scaling_factor', 'partial_rotary_factor')
 _COMPUTE = {'bfloat16': 'bf16', 'float32': 'f32', 'float16': 'fp16'}
+# A quantization of MaxText: precision.matmul, and how that differs. 'te_': kernels of Transformer Engine.
+_MATMUL = {
+    'int8': ('int8',),
+    'fp8': ('fp8',),
+    'te_fp8_currentscaling': ('fp8',),
+    'te_fp8_delayedscaling': ('fp8', 'a scale is that of the current values, not of earlier steps'),
+    'te_mxfp8': ('mxfp8',),
+    'te_nvfp4': ('nvfp4', 'no Hadamard transform precedes the rounding'),
+    'te_nvfp4_no_rht': ('nvfp4',),
+}
 _ACTIVATIONS = {
     ('silu', 'linear'): 'swiglu',
     ('gelu', 'linear'): 'geglu',
@@ -290,9 +300,11 @@ def _precision(t: Translation) -> None:
     if dtype not in _COMPUTE:
         raise t.mistake('dtype', dtype, 'one of ' + ', '.join(_COMPUTE))
     t.set('precision.compute', _COMPUTE[dtype], 'dtype')
-    if quantization in ('int8', 'fp8'):
-        t.set('precision.matmul', quantization, 'quantization')
-        t.changed('the first and last layer stay in the compute dtype (precision.exempt)', 'quantization')
+    if quantization in _MATMUL:
+        matmul, *differences = _MATMUL[quantization]
+        t.set('precision.matmul', matmul, 'quantization')
+        exempt = 'the first and last layer stay in the compute dtype (precision.exempt)'
+        t.changed('; '.join([exempt, *differences]), 'quantization')
     elif quantization:
         t.no_equivalent('precision.matmul has int8, fp8, mxfp8 and nvfp4', 'quantization')
     t.not_needed('products are in the compute dtype', *t.matching('quantization'))
