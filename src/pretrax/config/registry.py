@@ -95,7 +95,7 @@ def register[F: Callable[..., Any]](
     def add_part(function: F) -> F:
         decoder = _components['model'][DEFAULTS['model']]
         made = imported('pretrax.model.variant:variant')(kind, function)
-        register('model', name, options=imported(str(decoder.options)))(made)
+        register('model', name, options=imported(decoder.options))(made)
         return function
 
     def add(factory: F) -> F:
@@ -123,15 +123,14 @@ def options_model(kind: str, name: str) -> type[pydantic.BaseModel] | OneOf:
     """The pydantic model of the options of a component, or those of its kinds."""
     entry = _components[kind][name]
     if entry.options is not None:
-        found: Any = imported(entry.options) if isinstance(entry.options, str) else entry.options
+        found = imported(entry.options)
         return OneOf(found[0], found[1]) if isinstance(found, tuple) else found
-    return _options_from_signature(imported(entry.factory) if isinstance(entry.factory, str) else entry.factory)
+    return _options_from_signature(imported(entry.factory))
 
 
 def description(kind: str, name: str) -> str:
     """The first paragraph of the docstring of a component, in one line; '' if it has none."""
-    factory = _components[kind][name].factory
-    text = inspect.getdoc(imported(factory) if isinstance(factory, str) else factory) or ''
+    text = inspect.getdoc(imported(_components[kind][name].factory)) or ''
     return ' '.join(text.partition('\n\n')[0].split())
 
 
@@ -141,7 +140,7 @@ def build(kind: str, section: 'Component', *supplied: Any) -> Any:
     An optimizer is supplied with `Model.matrix_dimensions` if it has a parameter `matrices`.
     """
     entry = _components[kind][section.name]
-    factory = imported(entry.factory) if isinstance(entry.factory, str) else entry.factory
+    factory = imported(entry.factory)
     if kind == 'optimizer' and 'matrices' not in inspect.signature(factory).parameters:
         supplied = ()
     if entry.options is not None:
@@ -207,8 +206,10 @@ def _annotation(factory: Callable[..., Any], parameter: inspect.Parameter) -> An
     return type(parameter.default)
 
 
-def imported(reference: str) -> Any:
-    """The attribute of 'module:attribute'."""
+def imported(reference: Any) -> Any:
+    """The attribute of 'module:attribute'; what is not a text is returned."""
+    if not isinstance(reference, str):
+        return reference
     module, _, attribute = reference.partition(':')
     return getattr(importlib.import_module(module), attribute)
 

@@ -14,7 +14,7 @@ from pretrax.data.chat.templates import read_chat_template
 from pretrax.data.corpus.conversations import Conversations
 from pretrax.data.corpus.corpus import Corpus
 from pretrax.data.corpus.files import TextFile, nearest
-from pretrax.data.corpus.hugging_face import HuggingFaceDataset, check_library, find_dataset
+from pretrax.data.corpus.hugging_face import HuggingFaceDataset, find_dataset
 from pretrax.data.corpus.listing import Listing, check_files
 from pretrax.data.corpus.selection import Selection
 from pretrax.data.corpus.stdlib import add_stdlib, stdlib_rule
@@ -37,6 +37,7 @@ from pretrax.data.tokens.block_files import BlockFiles
 from pretrax.data.tokens.token_files import is_flat_tokens, open_held_out, open_token_files
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath, locate, locate_local
+from pretrax.system.software import need_extra
 
 
 def open_text(request: DataRequest, *, options: DataOptions) -> TokenSource | Mixture | StreamSource:
@@ -78,7 +79,7 @@ def check_text(options: DataOptions) -> int | None:
         _conversations(options)
     for spec in options.specs:
         if spec.startswith(PREFIX):
-            check_library(spec)
+            need_extra('datasets', spec, 'datasets')
         elif spec != STDLIB:
             check_files(spec)
     return options.vocab_size if tokenizer is None else tokenizer.vocab_size

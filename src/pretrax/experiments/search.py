@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from pretrax.config import resolved_yaml, upgraded
 from pretrax.config.problems import leaves
-from pretrax.errors import Report, UserError, install_extra
+from pretrax.errors import Report, UserError
 from pretrax.experiments.search_file import Range, Search, Space
 from pretrax.experiments.training import CONTINUES, StopRequest, Training, locked
 from pretrax.experiments.trial_job import check_launch
 from pretrax.launch.local import share_of
 from pretrax.system.atomic import write_file
+from pretrax.system.software import need_extra
 
 if TYPE_CHECKING:
     import optuna
@@ -49,11 +50,10 @@ class Searcher(contextlib.AbstractContextManager['Searcher']):
     """
 
     def __init__(self, space: Space, directory: pathlib.Path, say: Report = print):
-        try:
-            import cmaes  # noqa: F401 - Optuna imports it when it samples
-            import optuna
-        except ImportError:
-            raise UserError(f'pretrax search needs Optuna\n  {install_extra("search")}') from None
+        for package in ('cmaes', 'optuna'):  # Optuna imports the other one when it samples
+            need_extra('search', 'pretrax search', package)
+        import optuna
+
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._optuna = optuna
         self._space, self._search, self._directory, self._say = space, space.search, directory, say

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from pretrax.config import RunConfig, load
-from pretrax.errors import DONE, MISTAKE, TRY_AGAIN, Report, UnavailableError, UserError, first_line
+from pretrax.errors import DONE, MISTAKE, TRY_AGAIN, Report, UnavailableError, UserError, first_line, system_errors
 from pretrax.experiments.base_file import RunOptions
 from pretrax.experiments.trial_job import FOREGROUND, TrialJob, check_launch, dry_run, launch_command, write_config
 from pretrax.launch.local import pretrax_command, share_of
@@ -302,15 +302,12 @@ def locked(directory: pathlib.Path, what: str = 'works here') -> DirectoryLock:
     A file system that does not support locks is accepted silently.
     """
     try:
-        return lock_directory(directory, warn=lambda reason: None)
+        with system_errors(f'{directory} cannot be written', '\ngive another directory: --out DIR'):
+            return lock_directory(directory, warn=lambda reason: None)
     except LockedError as error:
         raise UserError(
             f'{directory}: another process {what} ({error.holder})\nwait until it ends, or give another --out'
         ) from None
-    except OSError as error:
-        raise UserError(
-            f'{directory} cannot be written: {error.strerror}\ngive another directory: --out DIR'
-        ) from error
 
 
 def train_seeds(config: str, overrides: Sequence[str], seeds: int, refused: Sequence[str] = ()) -> int:

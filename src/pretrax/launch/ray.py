@@ -13,13 +13,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pretrax.doctor.host_facts import Facts, facts, problem_of
 from pretrax.errors import MISTAKE, Report
-from pretrax.launch.group import TAIL, Group, free_port, identity, output_file
+from pretrax.launch.group import Group, free_port, identity, last_lines, output_file
 from pretrax.launch.ray_cluster import Cluster, Place
 from pretrax.launch.remote import from_shell
 from pretrax.system.children import Child
@@ -110,11 +109,12 @@ class RayGroup(Group):
         self._running: dict[int, Any] = {}
         self._reading: dict[int, Any] = {}
         self._read = [0] * workers.count  # bytes of output
-        self._lines = [deque([b''], maxlen=TAIL) for _ in range(workers.count)]
         self._codes: dict[int, int] = {}
         self._broken: set[int] = set()  # workers whose actors are lost
         self._began, self._has_reported = time.monotonic(), False
         (directory / 'output').mkdir(parents=True, exist_ok=True)
+        files = [output_file(directory, number) for number in range(workers.count)]
+        self._begins = [file.stat().st_size if file.exists() else 0 for file in files]  # of the output of this attempt
         self._place: Place | None = cluster.reserve(workers.count, launch.strategy)
         cluster.is_reserved(self._place, _PLACED_SECONDS)
         self._create_actors()
@@ -236,9 +236,6 @@ class RayGroup(Group):
     def _copy(self, number: int, piece: bytes) -> None:
         """Copies output of a worker to its file, and that of the first one to the terminal."""
         self._read[number] += len(piece)
-        first, *more = piece.split(b'\n')
-        self._lines[number][-1] += first
-        self._lines[number].extend(more)
         with contextlib.suppress(OSError), output_file(self._directory, number).open('ab') as output:
             output.write(piece)
         if number == 0:
@@ -254,7 +251,8 @@ class RayGroup(Group):
         return self._names.get(self._nodes[number], 'a lost node') if self._nodes else 'no node yet'
 
     def tail(self, number: int) -> list[str]:
-        return [line.decode(errors='replace') for line in self._lines[number] if line]
+        file = output_file(self._directory, number)
+        return last_lines(file, self._begins[number]) if file.exists() else []
 
     def gone(self) -> Sequence[int]:
         """The workers whose nodes have left the cluster, and those for which there were no resources."""

@@ -3,10 +3,11 @@
 import dataclasses
 import re
 import shutil
-import subprocess
 from collections.abc import Sequence
 
 from pretrax.errors import UnavailableError, UserError
+from pretrax.launch.engine import NO_ANSWER, run_tool
+from pretrax.launch.options import minutes_of
 
 _PATIENCE = 60.0  # seconds for an answer of a busy controller
 _GONE = {'DOWN', 'FAIL', 'ERROR', 'INVAL', 'NOT_RESPONDING', 'POWERED_DOWN', 'POWERING_DOWN', 'UNKNOWN'}
@@ -41,10 +42,9 @@ def ask_both(*words: str, stdin: str | None = None) -> tuple[str, str]:
     """
     if shutil.which(words[0]) is None:
         raise UserError(f'there is no {words[0]} on this machine\nuse a machine of the cluster, such as its login node')
-    try:
-        done = subprocess.run(words, input=stdin or '', capture_output=True, text=True, timeout=_PATIENCE)
-    except subprocess.TimeoutExpired:
-        raise UnavailableError(f'{words[0]} does not answer within {_PATIENCE:.0f} s') from None
+    done = run_tool(words, _PATIENCE, stdin)
+    if done.returncode == NO_ANSWER:
+        raise UnavailableError(f'{words[0]} does not answer within {_PATIENCE:.0f} s')
     if done.returncode:
         said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         text = '\n'.join(said[-5:]) or f'exit code {done.returncode}'
@@ -70,8 +70,11 @@ def host_names(nodes: str) -> list[str]:
 
 
 def nodes_down(nodes: Sequence[str]) -> set[str]:
-    """The nodes among these that Slurm reports as down."""
-    lines = ask('scontrol', '--oneliner', 'show', 'node', ','.join(nodes)).splitlines()
+    """The nodes among these that Slurm reports as down; none if it does not answer."""
+    try:
+        lines = ask('scontrol', '--oneliner', 'show', 'node', ','.join(nodes)).splitlines()
+    except UserError:
+        return set()
     found = {line.split()[0].partition('=')[2]: re.search(r' State=(\S*)', line) for line in lines if line.strip()}
     return {node for node, state in found.items() if state and _is_gone(state[1])}
 
@@ -94,18 +97,9 @@ def _partition(name: str, up: str, limit: str, size: str, nodes: str, cpus: str,
         name=name.rstrip('*'),
         is_default=name.endswith('*'),
         is_up=up == 'up',
-        most_minutes=_minutes(limit),
+        most_minutes=minutes_of(limit) if limit[:1].isdigit() else None,  # 'infinite', 'n/a'
         most_nodes=int(most) if most.isdecimal() else None,
         nodes=int(nodes),
         cpus=int(cpus.rstrip('+')),
         gpus=gpus,
     )
-
-
-def _minutes(limit: str) -> int | None:
-    """'1-12:00:00' or '30:00' as sinfo prints it; 'infinite' is None."""
-    days, _, clock = limit.rpartition('-')
-    if not re.fullmatch(r'[\d:]+', clock):
-        return None
-    hours, minutes, _ = [0, 0, 0, *map(int, clock.split(':'))][-3:]
-    return 1440 * int(days or 0) + 60 * hours + minutes

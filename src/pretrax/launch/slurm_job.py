@@ -132,7 +132,7 @@ class SlurmJob:
         until = time.monotonic() + _PROBE
         try:
             while True:
-                down, codes = _down(nodes), {node: probe.poll() for node, probe in probes.items()}
+                down, codes = nodes_down(nodes), {node: probe.poll() for node, probe in probes.items()}
                 silent = {node for node, code in codes.items() if code is None} - down
                 if not silent or time.monotonic() >= until:
                     # If none answers, the cause is not a node: the first one runs this program.
@@ -153,14 +153,6 @@ class SlurmJob:
             return job_facts(self.number).get('PreemptTime', 'None') != 'None'
         except UserError:
             return False
-
-
-def _down(nodes: Sequence[str]) -> set[str]:
-    """The nodes among these that Slurm reports as down; none if it does not answer."""
-    try:
-        return nodes_down(nodes)
-    except UserError:
-        return set()
 
 
 class SlurmGroup(RemoteGroup):

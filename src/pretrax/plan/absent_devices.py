@@ -1,6 +1,5 @@
 """Devices of hardware that is not in this machine, for which JAX can compile."""
 
-import importlib.util
 import os
 from typing import Any
 
@@ -8,8 +7,8 @@ from jax.experimental import topologies
 
 from pretrax.cost.devices import Gpu
 from pretrax.cost.topology import Topology
-from pretrax.errors import UserError, install_extra
 from pretrax.jax_compat import assume_cudnn
+from pretrax.system.software import need_extra
 
 
 def absent_devices(topology: Topology) -> list[Any]:
@@ -19,10 +18,7 @@ def absent_devices(topology: Topology) -> list[Any]:
         UserError: the plugin for them is not installed.
     """
     plugin, extra = ('libtpu', 'tpu') if topology.platform == 'tpu' else ('jax_cuda13_plugin', 'cuda')
-    if importlib.util.find_spec(plugin) is None:
-        raise UserError(
-            f'{topology.name}: compiling for it needs {plugin}, which is not installed\n  {install_extra(extra)}'
-        )
+    need_extra(extra, f'{topology.name}: compiling for it', plugin)
     shape = 'x'.join(map(str, topology.shape))
     if topology.platform == 'tpu':
         # Otherwise libtpu asks Google's metadata server for its location.

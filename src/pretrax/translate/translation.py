@@ -6,7 +6,7 @@ import fnmatch
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any
 
 from pretrax.config.interpolation import escaped
 from pretrax.config.problems import shown
@@ -81,7 +81,7 @@ class Translation:
     def mistake(self, key: str, value: Any, expected: str) -> UserError:
         return UserError(f'{self.file}: {key} is {shown(value)}; expected {expected}')
 
-    def set(self, target: str, value: Any, *keys: str, note: str = '') -> Self:
+    def set(self, target: str, value: Any, *keys: str, note: str = '') -> None:
         """Sets a value of pretrax that follows from these keys. `note` replaces their names in the comment."""
         given = [key for key in keys if key in self.given]
         for key in given:
@@ -91,19 +91,18 @@ class Translation:
         default = '' if given or not keys else f' (default of {self.source})'
         self.values[target] = escaped(value) if isinstance(value, str) else value
         self.comments[target] = f'{note or ", ".join(names[:_NAMES]) + more}{default}'
-        return self
 
-    def changed(self, reason: str, *keys: str) -> Self:
+    def changed(self, reason: str, *keys: str) -> None:
         """Records that keys are translated with a slightly different meaning. Replaces an earlier record."""
-        return self._decide(Fate.CHANGED, reason, keys)
+        self._decide(Fate.CHANGED, reason, keys)
 
-    def no_equivalent(self, instead: str, *keys: str) -> Self:
+    def no_equivalent(self, instead: str, *keys: str) -> None:
         """pretrax has nothing like these keys; `instead` says what to do."""
-        return self._decide(Fate.NO_EQUIVALENT, instead, keys)
+        self._decide(Fate.NO_EQUIVALENT, instead, keys)
 
-    def not_needed(self, reason: str, *keys: str) -> Self:
+    def not_needed(self, reason: str, *keys: str) -> None:
         """These keys say nothing that a configuration of pretrax has to say."""
-        return self._decide(Fate.NOT_NEEDED, reason, keys)
+        self._decide(Fate.NOT_NEEDED, reason, keys)
 
     def matching(self, *patterns: str) -> list[str]:
         """Keys of the file that match one of the patterns and are not handled yet."""
@@ -113,10 +112,10 @@ class Translation:
             if key not in self.fates and any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
         ]
 
-    def finish(self) -> Self:
+    def finish(self) -> None:
         """Marks every key that nothing has accounted for as unknown, so that none is dropped silently."""
         reason = f'not a key of {self.tool} that this translation knows; it has no effect here'
-        return self._decide(Fate.UNKNOWN, reason, [key for key in self.given if key not in self.fates])
+        self._decide(Fate.UNKNOWN, reason, [key for key in self.given if key not in self.fates])
 
     def grouped_keys(self, fate: Fate) -> dict[str, list[str]]:
         """The keys that are handled in this way, grouped by reason, in the order of the file."""
@@ -127,11 +126,10 @@ class Translation:
                 groups.setdefault(reason, []).append(key)
         return groups
 
-    def _decide(self, fate: Fate, reason: str, keys: Iterable[str]) -> Self:
+    def _decide(self, fate: Fate, reason: str, keys: Iterable[str]) -> None:
         for key in keys:
             if key in self.given:
                 self.fates[key] = fate, reason
-        return self
 
 
 def run_name(*candidates: str) -> str:

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pretrax.errors import UserError, install_extra, warn
+from pretrax.errors import UserError, warn
 from pretrax.evaluate.language_model import LanguageModel
 from pretrax.evaluate.results import Results, run_task, run_tasks
 from pretrax.evaluate.task import Settings, Task
 from pretrax.observe.metrics import EVALUATIONS, append_evaluation, read_metrics
 from pretrax.storage import AnyPath, locate
+from pretrax.system.software import need_extra
 
 if TYPE_CHECKING:
     from pretrax.weights.trained import Trained
@@ -55,11 +56,10 @@ def evaluate_with_harness(
     Raises:
         UserError: the extra is not installed, there is no such model or task, or its data cannot be loaded.
     """
-    try:
-        from pretrax.evaluate.harness import evaluate, open_tasks
-    except ImportError:
-        raise UserError(f'--harness needs lm-evaluation-harness\n  {install_extra("harness")}') from None
+    need_extra('harness', '--harness', 'lm_eval')
     from lm_eval.utils import make_table
+
+    from pretrax.evaluate.harness import evaluate, open_tasks
 
     if directory is not None and not Path(directory).is_dir():
         raise UserError(f'--harness-tasks {directory}: there is no such directory')

@@ -157,5 +157,5 @@ def test_bad_options_and_a_missing_extra_are_refused(open_source, corpus, tmp_pa
     assert 'near-duplicates: ' in said.text
     assert 'once more' in said.text
     monkeypatch.setitem(sys.modules, 'rensa', None)
-    with pytest.raises(UserError, match=r'data\.near_duplicates: needs rensa\n.*--extra dedup'):
+    with pytest.raises(UserError, match=r'data\.near_duplicates needs the package rensa\n.*--extra dedup'):
         open_source(text=text, vocab_size=300, validation=0, near_duplicates={})

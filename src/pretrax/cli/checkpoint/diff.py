@@ -3,30 +3,15 @@
 The arrays with the largest differences come first.
 """
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING
 
 from pretrax.errors import UserError
 from pretrax.option import argument, option
-from pretrax.storage import AnyPath
 
 if TYPE_CHECKING:
     from pretrax.checkpoint import CheckpointArrays
     from pretrax.storage import AnyPath
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """The distance between two arrays a and b."""
-
-    name: str
-    norm: float  # |b - a|
-    of: float  # |a|
-
-    @property
-    def relative(self) -> float:
-        return self.norm / self.of if self.of else math.inf if self.norm else 0.0
 
 
 def diff(
@@ -67,25 +52,26 @@ def _diff_field(places: 'list[tuple[AnyPath, int]]', field: str, most: int) -> N
     common = [path for path in one.shapes if other.shapes.get(path) == one.shapes[path]]
     if not common and not unlike:
         raise UserError(f'{places[0][0]} has no {field}')
-    found = sorted((_difference(one, other, path) for path in common), key=lambda d: -d.norm)
-    same = sum(d.norm == 0 for d in found)
-    whole = Difference('', math.hypot(*(d.norm for d in found)), math.hypot(*(d.of for d in found)))
+    found = sorted(((*_norms(one, other, path), path) for path in common), key=lambda row: -row[0])
+    same = sum(apart == 0 for apart, _, _ in found)
+    whole = math.hypot(*(apart for apart, _, _ in found)), math.hypot(*(size for _, size, _ in found))
     print(f'{field}: {same} of {len(found)} arrays of one shape are equal')
-    print(f'  {whole.norm:10.4g}  {whole.relative:10.3g} of |a|  all of them together')
-    for d in [d for d in found if d.norm][:most]:
-        print(f'  {d.norm:10.4g}  {d.relative:10.3g} of |a|  {d.name}')
+    for apart, size, name in [(*whole, 'all of them together'), *[row for row in found if row[0]][:most]]:
+        relative = apart / size if size else math.inf if apart else 0.0
+        print(f'  {apart:10.4g}  {relative:10.3g} of |a|  {name}')
     if len(found) - same > most:
         print(f'  and {len(found) - same - most} more; --most shows them')
 
 
-def _difference(one: 'CheckpointArrays', other: 'CheckpointArrays', path: str) -> Difference:
+def _norms(one: 'CheckpointArrays', other: 'CheckpointArrays', path: str) -> tuple[float, float]:
+    """|b - a| and |a| of the arrays a and b of two checkpoints."""
     import numpy as np
 
     apart = size = 0.0
     for (_, a), (_, b) in zip(one.rows(path), other.rows(path), strict=True):
         apart += float(np.sum(np.square(b.astype(np.float64) - a)))
         size += float(np.sum(np.square(a, dtype=np.float64)))
-    return Difference(path, math.sqrt(apart), math.sqrt(size))
+    return math.sqrt(apart), math.sqrt(size)
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

@@ -7,7 +7,6 @@ and each worker reads some of the files). Both give the same rows in the same or
 
 import functools
 import hashlib
-import importlib.util
 import itertools
 import json
 import os
@@ -22,8 +21,9 @@ from typing import Any, Literal
 from pretrax.data.corpus.listing import Listing
 from pretrax.data.corpus.parts import Part, Row
 from pretrax.data.options import PREFIX, HuggingFaceOptions
-from pretrax.errors import UserError, install_extra
+from pretrax.errors import UserError
 from pretrax.storage import locate_local
+from pretrax.system.software import need_extra
 
 _SAVED = ('dataset_dict.json', 'state.json')  # files of save_to_disk
 _UNKNOWN_SIZE = 1 << 26  # bytes assumed for a file of unknown size
@@ -130,12 +130,6 @@ def find_dataset(spec: str, options: HuggingFaceOptions) -> HuggingFaceDataset:
     return HuggingFaceDataset(name, options, version, max(1, found.info.dataset_size or found.data.nbytes), len(found))
 
 
-def check_library(spec: str) -> None:
-    """Raises UserError if the library that reads datasets is not installed."""
-    if importlib.util.find_spec('datasets') is None:
-        raise UserError(f'{spec}: needs the library datasets\n  {install_extra("datasets")}')
-
-
 @functools.lru_cache(maxsize=8)
 def _reopened(dataset: HuggingFaceDataset) -> Any:
     found, version = _load(dataset.name, dataset.options)
@@ -146,7 +140,7 @@ def _reopened(dataset: HuggingFaceDataset) -> Any:
 
 def _load(name: str, options: HuggingFaceOptions) -> tuple[Any, str]:
     """The dataset, and an identifier of its version: its files with their times, or the commit."""
-    check_library(f'{PREFIX}{name}')
+    need_extra('datasets', f'{PREFIX}{name}', 'datasets')
     import datasets as library
 
     datasets: Any = library  # its stubs need a literal `streaming`

@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from pretrax.data.corpus.words import split_words
-from pretrax.errors import UserError, install_extra
+from pretrax.system.software import need_extra
 
 N_HASHES = 128
 SHINGLE = 5  # words
@@ -99,8 +99,7 @@ def clusters(keys: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _minhash():
-    try:
-        from rensa import RMinHash  # pyright: ignore[reportAttributeAccessIssue]  # it has no stubs
-    except ImportError:
-        raise UserError(f'data.near_duplicates: needs rensa\n  {install_extra("dedup")}') from None
+    need_extra('dedup', 'data.near_duplicates', 'rensa')
+    from rensa import RMinHash  # pyright: ignore[reportAttributeAccessIssue]  # it has no stubs
+
     return RMinHash

@@ -13,7 +13,8 @@ from pretrax.data.corpus.content import read_content, split_lines
 from pretrax.data.corpus.files import TextFile
 from pretrax.data.corpus.parts import Part, Row, in_memory, refuse_changed
 from pretrax.data.corpus.storage import opened, refusal
-from pretrax.errors import UserError, install_extra
+from pretrax.errors import UserError
+from pretrax.system.software import need_extra
 
 if TYPE_CHECKING:
     import pyarrow.parquet
@@ -168,11 +169,10 @@ def _uncompressed_size(page_header: bytes) -> int:
 
 @contextlib.contextmanager
 def _parquet(file: TextFile) -> Iterator['pyarrow.parquet.ParquetFile']:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(f'{file.path}: reading .parquet needs pyarrow\n  {install_extra("datasets")}') from None
+    need_extra('datasets', f'{file.path}: reading .parquet', 'pyarrow')
+    import pyarrow
+    import pyarrow.parquet
+
     if file.is_compressed:
         raise UserError(
             f'{file.path}: a .parquet file cannot be read through {file.path.suffix}\n'

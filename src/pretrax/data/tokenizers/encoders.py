@@ -18,7 +18,7 @@ import numpy as np
 
 from pretrax.data.tokenizers.tokenizer import PROBES, Tokenizer, is_native_error
 from pretrax.data.tokenizers.tokenizer_files import is_bytes
-from pretrax.errors import UserError
+from pretrax.errors import UserError, first_line
 
 type EncoderName = Literal['bytes', 'fastokens', 'tokenizers']
 COMPARED_CHARACTERS = 1 << 18  # of the corpus, compared before an encoder is used
@@ -65,7 +65,7 @@ def choose_encoder(tokenizer: Tokenizer, texts: Iterable[str]) -> EncoderChoice:
         candidate = make_encoder(tokenizer, 'fastokens')
     except ValueError as error:
         return EncoderChoice(
-            'tokenizers', f'slower, since fastokens does not support this tokenizer ({_first_line(error)})'
+            'tokenizers', f'slower, since fastokens does not support this tokenizer ({first_line(error)[:120]})'
         )
     compared = 0
     for batch in itertools.batched(itertools.chain(PROBES, _limited(texts)), 256):
@@ -93,10 +93,6 @@ def _limited(texts: Iterable[str]) -> Iterable[str]:
             n += _COMPARED_AT_ONCE if len(text) > _COMPARED_AT_ONCE else len(text)
             if n >= COMPARED_CHARACTERS:
                 return
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
 
 
 def _encode_bytes(texts: Sequence[str]) -> Encoded:

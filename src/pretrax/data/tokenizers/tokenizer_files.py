@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from pretrax.data.corpus.files import nearest
 from pretrax.data.tokenizers.decoding import byte_letters
 from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, PROBES, Tokenizer
-from pretrax.errors import UserError, install_extra
+from pretrax.errors import UserError
 from pretrax.storage import AnyPath, locate_local
 from pretrax.system.json_file import read_settings
+from pretrax.system.software import need_extra
 
 if TYPE_CHECKING:
     import tiktoken
@@ -166,10 +167,9 @@ def _portable(pattern: str) -> str:
 
 
 def _named_tiktoken(name: str) -> Tokenizer:
-    try:
-        import tiktoken
-    except ImportError:
-        raise UserError(f'{TIKTOKEN}{name}: tiktoken is not installed\n  {install_extra("tiktoken")}') from None
+    need_extra('tiktoken', f'{TIKTOKEN}{name}', 'tiktoken')
+    import tiktoken
+
     try:
         encoding = tiktoken.get_encoding(name)
     except ValueError as error:

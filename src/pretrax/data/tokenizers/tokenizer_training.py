@@ -22,16 +22,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, model: ModelName = 'b
     (bytes).
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if model == 'bpe':
-        backend = tokenizers.Tokenizer(models.BPE())
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
-        )
-    else:
-        backend = tokenizers.Tokenizer(models.Unigram())
-        trainer = trainers.UnigramTrainer(
-            vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
-        )
+    empty, kind = (models.BPE, trainers.BpeTrainer) if model == 'bpe' else (models.Unigram, trainers.UnigramTrainer)
+    trainer = kind(vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False)
+    backend = tokenizers.Tokenizer(empty())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.train_from_iterator(texts, trainer)

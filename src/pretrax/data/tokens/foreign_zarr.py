@@ -6,7 +6,6 @@ Ids are encoded as in pretrax's flat-tokens. There are no checksums, no tokenize
 import functools
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorstore as ts
@@ -14,7 +13,7 @@ import tensorstore as ts
 from pretrax.data.tokens.foreign_layout import Layout, Ranges
 from pretrax.data.tokens.token_array import refuse_large_chunks
 from pretrax.errors import UserError
-from pretrax.system.json_file import parse_json
+from pretrax.system.json_file import read_json
 
 _AT_ONCE = 1 << 20  # document starts
 _DELTA = {'id': 'delta', 'dtype': '<i8', 'astype': '<i8'}
@@ -24,7 +23,7 @@ def seqax(path: Path) -> Layout:
     """A group with `encoded_tokens`, `seq_starts` and the attribute `max_token_id`."""
     tokens = _open(path / 'encoded_tokens', 'uint32')
     n_tokens = tokens.shape[0]
-    largest = _json(path / '.zattrs').get('max_token_id')
+    largest = read_json(path / '.zattrs').get('max_token_id')
     if type(largest) is not int or not 0 <= largest < 2**31:
         raise UserError(f'{path / ".zattrs"}: max_token_id is {largest!r}\n  expected an id from 0 to 2**31 - 1')
     if n_tokens == 0:
@@ -40,7 +39,7 @@ def seqax(path: Path) -> Layout:
 
 
 def _starts(array: ts.TensorStore, path: Path, n_tokens: int) -> tuple[np.ndarray, list[str]]:
-    metadata = _json(path / '.zarray')
+    metadata = read_json(path / '.zarray')
     length, n = int(metadata['chunks'][0]), array.shape[0]
     at_once = max(1, _AT_ONCE // length) * length  # whole chunks
     found, last = [], 0
@@ -65,7 +64,7 @@ def _not_increasing(path: Path, n_tokens: int) -> UserError:
 
 def _open(path: Path, dtype: str) -> ts.TensorStore:
     """Opens an array. TensorStore has no filters: it gets the metadata without them, and `_starts` undoes the delta."""
-    metadata = _json(path / '.zarray')
+    metadata = read_json(path / '.zarray')
     filters = metadata.get('filters')
     if filters not in (None, [_DELTA], [{'id': 'delta', 'dtype': '<i8'}]):
         raise UserError(f'{path / ".zarray"}: filters {filters}\n  expected none, or the delta filter of seqax')
@@ -105,13 +104,3 @@ def _read(array: ts.TensorStore, path: Path, ranges: Ranges) -> list[np.ndarray]
 
 def _reason(error: ValueError) -> str:
     return str(error).split(' [')[0]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f'{path}: cannot be read: {error}') from None
-    if not isinstance(found, dict):
-        raise UserError(f'{path}: a JSON {type(found).__name__}, expected an object')
-    return found
