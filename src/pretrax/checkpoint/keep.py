@@ -21,16 +21,11 @@ class Keep:
     """Which checkpoints to keep after a save: the union of the rules below.
 
     A doubtful checkpoint never takes the place of a good one: it is kept only while it is the newest checkpoint.
-
-    Attributes:
-        last: keep the newest `last` good checkpoints.
-        every: keep each checkpoint whose step is a multiple of `every`; 0: none.
-        best: keep the `best` good checkpoints with the lowest `val_loss`; 0: none.
     """
 
-    last: int = 3
-    every: int = 0
-    best: int = 0
+    last: int = 3  # keep the newest `last` good checkpoints
+    every: int = 0  # keep each checkpoint whose step is a multiple of `every`; 0: none
+    best: int = 0  # keep the `best` good checkpoints with the lowest `val_loss`; 0: none
 
     def reasons(
         self,

@@ -55,15 +55,10 @@ class Mup(BaseModel):
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """How a decoder differs from the base model.
+    """How a decoder differs from the base model."""
 
-    Attributes:
-        width: d_model, relative to the base model.
-        depth: n_layers, relative to the base model; 1 if depth changes nothing.
-    """
-
-    width: float
-    depth: float
+    width: float  # d_model, relative to the base model
+    depth: float  # n_layers, relative to the base model; 1 if depth changes nothing
     depth_power: float
     independent_decay: bool
 

@@ -37,23 +37,14 @@ from pretrax.system.software import flags
 
 @dataclasses.dataclass(frozen=True)
 class CompilerOptions:
-    """Options for `jax.stages.Lowered.compile`.
+    """Options for `jax.stages.Lowered.compile`."""
 
-    Attributes:
-        situation: what they were chosen for.
-        chosen: rows of the table that are set.
-        given: those of the configuration.
-        removed: chosen ones that the configuration removes.
-        left: chosen ones that flags of the environment set.
-        unknown: chosen ones that this XLA does not know.
-    """
-
-    situation: Situation
-    chosen: tuple[CompilerOption, ...]
-    given: Mapping[str, Value]
-    removed: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
+    situation: Situation  # what they were chosen for
+    chosen: tuple[CompilerOption, ...]  # rows of the table that are set
+    given: Mapping[str, Value]  # those of the configuration
+    removed: tuple[str, ...] = ()  # chosen ones that the configuration removes
+    left: tuple[str, ...] = ()  # chosen ones that flags of the environment set
+    unknown: tuple[str, ...] = ()  # chosen ones that this XLA does not know
 
     @property
     def values(self) -> dict[str, Value]:

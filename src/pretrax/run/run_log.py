@@ -101,17 +101,11 @@ class RunLog(contextlib.AbstractContextManager['RunLog']):
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """How a run ended in this process.
+    """How a run ended in this process."""
 
-    Attributes:
-        outcome: all steps are done; it was asked to stop; or an error ended it.
-        why: the reason of a stop, or the error in one line; '' if all steps are done.
-        step: the last step that is done.
-    """
-
-    outcome: Literal['finished', 'stopped', 'failed']
-    why: str
-    step: int
+    outcome: Literal['finished', 'stopped', 'failed']  # all steps are done; it was asked to stop; or an error ended it
+    why: str  # the reason of a stop, or the error in one line; '' if all steps are done
+    step: int  # the last step that is done
 
 
 @contextlib.contextmanager

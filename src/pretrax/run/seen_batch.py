@@ -24,17 +24,11 @@ CONFIG = 'config.yaml'
 
 @dataclasses.dataclass(frozen=True)
 class SeenBatch:
-    """A batch of a run.
+    """A batch of a run."""
 
-    Attributes:
-        index: its number.
-        source: the data of the run.
-        where: it lies in the data, as `config.batch.rows_of` returns it.
-    """
-
-    index: int
-    source: Source
-    where: tuple[int, int, int]
+    index: int  # its number
+    source: Source  # the data of the run
+    where: tuple[int, int, int]  # it lies in the data, as `config.batch.rows_of` returns it
 
     @property
     def n_rows(self) -> int:

@@ -12,21 +12,13 @@ from pretrax.system.cpu import forget_peak, measured_cpu
 
 
 class Utilization(NamedTuple):
-    """MFU as a function of tokens per second.
+    """MFU as a function of tokens per second."""
 
-    Attributes:
-        per_token: training FLOPs; None: not known.
-        peak: FLOP/s of a device in the compute dtype; None: not known.
-        devices: number of devices.
-        source: where the peak comes from, or why there is no MFU; a line of the start-up report.
-        is_measured: whether the peak was measured on this machine.
-    """
-
-    per_token: Flops | None
-    peak: float | None
-    devices: int
-    source: str
-    is_measured: bool = False
+    per_token: Flops | None  # training FLOPs; None: not known
+    peak: float | None  # FLOP/s of a device in the compute dtype; None: not known
+    devices: int  # number of devices
+    source: str  # where the peak comes from, or why there is no MFU; a line of the start-up report
+    is_measured: bool = False  # whether the peak was measured on this machine
 
     def __call__(self, tokens_per_second: float) -> dict[str, float]:
         """`mfu` and `mfu_full`. A value that is unknown or over 1 is left out: no device is faster than its peak."""

@@ -46,14 +46,10 @@ class ScheduleFree:
     The state's weights are x of the paper: evaluations, samples and exports use the average. The gradient is that at
     y = (1 - b1) z + b1 x, where decay acts too. A step moves z, and x becomes the mean of all z so far, weighted by the
     squares of their learning rates, so that a warm-up counts little.
-
-    Attributes:
-        moments: scales the gradient, without momentum: b1 takes its place.
-        b1: how near y is to x.
     """
 
-    moments: optax.GradientTransformation
-    b1: float
+    moments: optax.GradientTransformation  # scales the gradient, without momentum: b1 takes its place
+    b1: float  # how near y is to x
 
     def init(self, weights: Any) -> ScheduleFreeState:
         """z = x."""

@@ -42,15 +42,10 @@ class _Products(NamedTuple):
 
 
 class _MatrixRule(NamedTuple):
-    """The work of an optimizer on whole matrices.
+    """The work of an optimizer on whole matrices."""
 
-    Attributes:
-        precision: of the products: 'f32', 'bf16', or 'highest', f32 without a faster format.
-        products: options, rows, columns -> the products on one matrix.
-    """
-
-    precision: str
-    products: Callable[[Any, int, int], _Products]
+    precision: str  # of the products: 'f32', 'bf16', or 'highest', f32 without a faster format
+    products: Callable[[Any, int, int], _Products]  # options, rows, columns -> the products on one matrix
 
 
 def update_cost(recipe: Recipe, like: TrainState) -> UpdateCost:

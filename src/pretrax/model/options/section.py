@@ -26,19 +26,16 @@ Effect = Literal['weights', 'forward', 'training', 'nothing']
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """The attributes of an option besides its pydantic field.
+    """The attributes of an option besides its pydantic field."""
 
-    Attributes:
-        choice: its value if neither the configuration nor the preset nor the family gives one; `...`: it has none, or
-            it follows from other options.
-        former: its name in pretrax 0.1, whose section `model:` was flat; '': the same; None: 0.1 did not have it.
-        changes: what another value changes. 'weights': which there are, their sizes or their meaning, so that those of
-            a checkpoint do not fit; 'forward': only what is computed with the same weights; 'training': only that;
-            'nothing': only how it is computed.
-    """
-
+    # Its value if neither the configuration nor the preset nor the family gives one; `...`: it has none, or it follows
+    # from other options
     choice: Any = ...
+    # Its name in pretrax 0.1, whose section `model:` was flat; '': the same; None: 0.1 did not have it
     former: str | None = ''
+    # What another value changes. 'weights': which there are, their sizes or their meaning, so that those of a
+    # checkpoint do not fit; 'forward': only what is computed with the same weights; 'training': only that; 'nothing':
+    # only how it is computed.
     changes: Effect = 'weights'
 
 

@@ -40,16 +40,13 @@ class Curve(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Earlier:
-    """How much earlier the better arm reaches the final loss of the other.
-
-    Attributes:
-        low, high: the same at both ends of the interval of the loss; None: not known. `high` is infinite if the arm
-            never gets so low.
-    """
+    """How much earlier the better arm reaches the final loss of the other."""
 
     by: str
     end: float  # x at which the other arm ends
     at: float  # x at which the final loss of the other arm is reached
+    # low, high: the same at both ends of the interval of the loss; None: not known. `high` is infinite if the arm never
+    # gets so low.
     low: float | None = None
     high: float | None = None
 
@@ -61,21 +58,17 @@ class Earlier:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """An arm B against the baseline A.
-
-    Attributes:
-        a, b: the final losses, one per seed; in the same order if `method` is paired.
-        within: interval of the mean difference of the training losses of these two runs; it says nothing of other
-            seeds.
-    """
+    """An arm B against the baseline A."""
 
     arm: Arm
     end: float  # x at which the losses are compared
+    # a, b: the final losses, one per seed; in the same order if `method` is paired
     a: list[float]
     b: list[float]
     difference: float  # mean of B - mean of A
     interval: Interval | None  # of the difference between configurations; None if the noise between seeds is not known
     method: str
+    # Interval of the mean difference of the training losses of these two runs; it says nothing of other seeds
     within: Interval | None
     verdict: Verdict
     why: str

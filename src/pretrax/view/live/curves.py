@@ -18,13 +18,10 @@ _NAMED = 100  # nonfinite numbers of a curve that are kept
 
 
 class Points(NamedTuple):
-    """Arrays of the same length.
-
-    Attributes:
-        means, lows, highs: float64, of the finite numbers of each point; NaN: it has none.
-    """
+    """Arrays of the same length."""
 
     steps: np.ndarray  # int64, of the last number of each point
+    # means, lows, highs: float64, of the finite numbers of each point; NaN: it has none
     means: np.ndarray
     lows: np.ndarray
     highs: np.ndarray
