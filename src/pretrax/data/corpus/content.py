@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
-from pretrax.data.corpus.storage import Location, opened, refusal
+from pretrax.data.corpus.storage import Location, opened, storage_errors
 from pretrax.errors import UserError
 from pretrax.system.zstd import zstd
 
@@ -31,7 +31,7 @@ def read_content(
     Raises:
         UserError: the file cannot be read, or is truncated or damaged.
     """
-    with opened(location) as stream:
+    with opened(location) as stream, storage_errors(location):
         try:
             if start:
                 stream.seek(start)
@@ -46,10 +46,6 @@ def read_content(
             ) from None
         except (zlib.error, zstd.ZstdError) as error:
             raise UserError(f'{location}: not readable as {location.suffix}: {error}') from None
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise refusal(location, error) from error
 
 
 def _frames(stream: BinaryIO, suffix: str, start: int, began: Callable[[int, int], None]) -> Iterator[bytes]:

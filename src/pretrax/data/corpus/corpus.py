@@ -38,7 +38,7 @@ from pretrax.data.corpus.listing import FileCounts
 from pretrax.data.corpus.near_duplicates import band_keys, clusters
 from pretrax.data.corpus.parts import Lines, Part, Whole, refuse_changed
 from pretrax.data.corpus.selection import DUPLICATE, NEAR_DUPLICATE, RowCounts, Selection, digest, documents
-from pretrax.data.corpus.storage import opened, refusal
+from pretrax.data.corpus.storage import opened, storage_errors
 from pretrax.data.corpus.tables import Delimited, RowGroups
 from pretrax.errors import Report
 
@@ -107,11 +107,8 @@ class Corpus:
             address = os.path.abspath(file.path) if isinstance(file.path, Path) else file.path.url
             return f'{address} {file.state.size} {file.state.stamp}'.encode()
         refuse_changed(file)
-        with opened(file.path) as stream:
-            try:
-                return hashlib.file_digest(stream, 'sha256').digest()  # pyright: ignore[reportArgumentType]
-            except Exception as error:
-                raise refusal(file.path, error) from error
+        with opened(file.path) as stream, storage_errors(file.path):
+            return hashlib.file_digest(stream, 'sha256').digest()  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from pretrax.data.corpus.listing import Listing
 from pretrax.data.corpus.parts import Part, Row
+from pretrax.data.corpus.storage import storage_errors
 from pretrax.data.options import PREFIX, HuggingFaceOptions
 from pretrax.errors import UserError
 from pretrax.storage import locate_local
@@ -86,15 +87,13 @@ class DatasetRows(Part):
     stop: int
 
     def rows(self, start: int = 0) -> Iterator[Row]:
-        try:
+        with storage_errors(self.dataset):
             if self.dataset.options.streaming:
                 yield from itertools.islice(self._streamed(), start, None)
             else:
                 found = self._opened().select(range(min(self.start + start, self.stop), self.stop))
                 for number, record in enumerate(found, self.start + start + 1):
                     yield Row(f'{self.dataset}:{number}', record)
-        except Exception as error:
-            raise _refusal(str(self.dataset), error) from error
 
     def count(self) -> int:
         return sum(1 for _ in self.rows()) if self.dataset.options.streaming else self.stop - self.start
@@ -148,7 +147,7 @@ def _load(name: str, options: HuggingFaceOptions) -> tuple[Any, str]:
         return _load_saved(datasets, saved[0], options)
     if not Path(name).is_dir():
         _check_hub(datasets, name)
-    try:
+    with storage_errors(f'{PREFIX}{name}'):
         which: dict[str, Any] = {'name': options.configuration, 'revision': options.revision}
         builder = datasets.load_dataset_builder(name, **which)
         if Path(name).is_dir() and (files := _each_once(builder.config.data_files or {})):
@@ -156,8 +155,6 @@ def _load(name: str, options: HuggingFaceOptions) -> tuple[Any, str]:
             builder = datasets.load_dataset_builder(name, **which)
         version = f'{builder.config.name} {builder.hash}'
         return datasets.load_dataset(name, **which, split=options.split, streaming=options.streaming), version
-    except Exception as error:
-        raise _refusal(f'{PREFIX}{name}', error) from error
 
 
 def _check_hub(datasets: Any, name: str) -> None:
@@ -190,7 +187,7 @@ def _load_saved(datasets: Any, file: Path, options: HuggingFaceOptions) -> tuple
             f'data.hugging_face.configuration: {PREFIX}{directory} was written by save_to_disk and has none\n'
             '  remove data.hugging_face.configuration'
         )
-    try:
+    with storage_errors(f'{PREFIX}{directory}'):
         found = datasets.load_from_disk(str(directory))
         splits = dict(found) if file.name == _SAVED[0] else {str(found.split or 'train'): found}
         [part] = datasets.ReadInstruction.from_spec(options.split).to_absolute(
@@ -203,13 +200,3 @@ def _load_saved(datasets: Any, file: Path, options: HuggingFaceOptions) -> tuple
         if options.streaming:
             rows = rows.to_iterable_dataset(num_shards=max(1, min(len(times), len(rows))))
         return rows, version
-    except Exception as error:
-        raise _refusal(f'{PREFIX}{directory}', error) from error
-
-
-def _refusal(name: str, error: Exception) -> UserError:
-    """Converts the exceptions of the library, the hub and the network, which share no base class, to UserError."""
-    if isinstance(error, UserError):
-        return error
-    said = ' '.join(str(error).split())[:400] or 'no reason given'
-    return UserError(f'{name}: {said} ({type(error).__name__})')

@@ -19,7 +19,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pretrax.data.corpus.files import INDEX_SUFFIX, SUFFIXES, TextFile, kind_suffix, listed_names, nearest, text_file
-from pretrax.data.corpus.storage import Location, State, Url, canonical_url, connect, locate, refusal, state, state_of
+from pretrax.data.corpus.storage import (
+    Location,
+    State,
+    Url,
+    canonical_url,
+    connect,
+    locate,
+    state,
+    state_of,
+    storage_errors,
+)
 from pretrax.errors import UserError
 
 MAX_EXAMPLES = 10  # files and folders left out that are named
@@ -330,7 +340,7 @@ def _explained(path: Path, reason: str) -> str:
 
 def _remote(url: Url, spec: str, counts: FileCounts) -> Iterable[_Candidate]:
     filesystem, path = connect(url)
-    try:
+    with storage_errors(url):
         filesystem.invalidate_cache()
         # In a URL, '?' starts the query. An object that exists is meant itself, whatever its name.
         magic = '*' in path if url.is_http else glob.has_magic(path) and not filesystem.exists(path)
@@ -340,8 +350,6 @@ def _remote(url: Url, spec: str, counts: FileCounts) -> Iterable[_Candidate]:
             return [_Candidate(url, state(url), canonical_url(url), is_linked=False)]
         else:
             found = filesystem.find(path, detail=True)
-    except Exception as error:
-        raise refusal(url, error) from error
     candidates = []
     for name, info in sorted(found.items(), key=lambda item: item[0].split('/')):
         one = Url(filesystem.unstrip_protocol(name))

@@ -10,6 +10,7 @@ import logging
 import os
 import posixpath
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -87,11 +88,9 @@ def state(location: Location) -> State:
         with system_errors(str(location)):
             return State.from_stat(location.stat())
     filesystem, path = connect(location)
-    try:
+    with storage_errors(location):
         filesystem.invalidate_cache()  # cached listings would hide a change
         return state_of(filesystem.info(path))
-    except Exception as error:
-        raise refusal(location, error) from error
 
 
 def state_of(info: dict[str, Any]) -> State:
@@ -111,10 +110,8 @@ def opened(location: Location) -> BinaryIO:
         with system_errors(str(location)):
             return location.open('rb')
     filesystem, path = connect(location)
-    try:
+    with storage_errors(location):
         return filesystem.open(path, 'rb')
-    except Exception as error:
-        raise refusal(location, error) from error
 
 
 def connect(url: Url) -> tuple[Any, str]:
@@ -173,11 +170,20 @@ def _s3_options() -> dict[str, Any]:
     return {name: value for name, value in options.items() if value}
 
 
-def refusal(location: Location, error: Exception) -> UserError:
-    """Converts an exception of a storage backend to a UserError; fsspec backends share no base class."""
-    if isinstance(error, UserError):
-        return error
-    if isinstance(error, FileNotFoundError):
+@contextlib.contextmanager
+def storage_errors(location: object) -> Iterator[None]:
+    """Makes what a backend of a storage or of a dataset raises a UserError; they share no base class."""
+    try:
+        yield
+    except (MemoryError, UserError):
+        raise
+    except Exception as error:
+        raise refusal(location, error) from error
+
+
+def refusal(location: object, error: Exception) -> UserError:
+    """The UserError for an exception of a storage backend."""
+    if isinstance(error, FileNotFoundError) and isinstance(location, Path | Url):
         # fsspec also raises this when a web server answers with another error than 404; that error is the cause.
         status = getattr(error.__cause__, 'status', None)
         if error.__cause__ is None or status == http.HTTPStatus.NOT_FOUND:
@@ -192,12 +198,12 @@ def refusal(location: Location, error: Exception) -> UserError:
     return _said(location, error)
 
 
-def _said(location: Location, error: Exception) -> UserError:
+def _said(location: object, error: Exception) -> UserError:
     bases = {base.__name__ for base in type(error).__mro__}
     for known in _ERRORS['causes']:
         if isinstance(location, Url) and bases & {*known['errors']}:
             scheme = {'s3': 's3', 'gs': 'gs', 'gc': 'gs'}.get(location.url[:2], 'http')
             cause, fix = known['cause'], known['fix'].format(credentials=_ERRORS['credentials'][scheme])
             return UserError(f'{location}: {cause.format(seconds=_FIRST_SECONDS)}\n  {fix}')
-    said = getattr(error, 'strerror', None) or ' '.join(str(error).split())[:200] or 'no reason given'
+    said = getattr(error, 'strerror', None) or ' '.join(str(error).split())[:400] or 'no reason given'
     return UserError(f'{location}: {said} ({type(error).__name__})')
