@@ -15,7 +15,7 @@ from pretrax.cli import main
 from pretrax.errors import UserError
 from pretrax.launch import elastic, supervisor
 from pretrax.launch.elastic import Slots
-from pretrax.launch.local import LocalGroup, LocalLaunch, devices_of
+from pretrax.launch.local import LocalGroup, local_launch, devices_of
 from pretrax.launch.restarts import RestartOptions
 from pretrax.launch.supervisor import Supervisor
 from pretrax.observe.attempts import read_attempts
@@ -54,7 +54,7 @@ class Local:
         self.said = []
 
     def __call__(self, program, processes=2, retries=0, elastic=False):
-        launch = LocalLaunch(
+        launch = local_launch(
             self.config, [sys.executable, '-c', HEAD + program, str(self.directory)],
             RestartOptions(retries=retries, elastic=elastic), processes=processes, devices=1, say=self.said.append,
         )  # fmt: skip
@@ -282,10 +282,10 @@ if me == 0:
 
 
 LAUNCHER = (
-    'import json, sys; from pretrax import config_from_values; from pretrax.launch.local import LocalLaunch\n'
+    'import json, sys; from pretrax import config_from_values; from pretrax.launch.local import local_launch\n'
     'from pretrax.launch.restarts import RestartOptions\n'
-    'LocalLaunch(config_from_values(json.loads(sys.argv[1])), [sys.executable, "-c", *sys.argv[2:]], '
-    'RestartOptions(retries=0), processes=2, devices=1).run()'
+    'local_launch(config_from_values(json.loads(sys.argv[1])), [sys.executable, "-c", *sys.argv[2:]], '
+    'RestartOptions(retries=0), processes=2, devices=1, say=print).run()'
 )
 
 

@@ -125,6 +125,14 @@ def variables(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def numbers(option: str, text: str, expected: str, least: int = 1) -> tuple[int, ...]:
+    """The different numbers above 0 in 'A,B'. Raises UserError if there are fewer than `least`, or other words."""
+    parts = dict.fromkeys(part.strip() for part in text.split(','))
+    if len(parts) < least or not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+        raise UserError(f'{option} {text}: expected {expected}, such as 8,32,128')
+    return tuple(map(int, parts))
+
+
 def load_plugins(plugins: Sequence[str]) -> None:
     """Runs the plugins that `--plugin` names. Raises UserError."""
     from pretrax.config import load_plugin

@@ -6,7 +6,7 @@ A model is a run, one of its checkpoints, or a Hugging Face directory. The tasks
 import dataclasses
 from typing import TYPE_CHECKING
 
-from pretrax.cli._arguments import Dtype, Plugins, load_plugins
+from pretrax.cli._arguments import Dtype, Plugins, load_plugins, numbers
 from pretrax.errors import UserError
 from pretrax.option import argument, option
 from pretrax.weights.loaded import check_dtype
@@ -71,7 +71,7 @@ def eval_(options: Options) -> int:
     if options.tasks is not None:
         names = [*(name.strip() for name in options.tasks.split(',')), *own]
     tasks = choose(names, {**TASKS, **own})
-    lengths = None if options.lengths is None else _numbers(options.lengths)
+    lengths = None if options.lengths is None else numbers('--lengths', options.lengths, 'numbers of words or lines')
     settings = Settings(limit=options.limit, seed=options.seed, lengths=lengths)
     load_plugins(options.plugin)
     results = {}
@@ -111,10 +111,3 @@ def _evaluate_with_harness(options: Options, tasks: str, reading: 'Reading') -> 
     results = evaluate_with_harness(options.models, tasks, directory, settings, reading, every)
     if options.json is not None:
         write_output(options.json, json.dumps({'results': results}, indent=1, default=str) + '\n')
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(',')]
-    if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
-        raise UserError(f'--lengths {text}: expected numbers of words or lines, such as 8,32,128')
-    return tuple(dict.fromkeys(map(int, parts)))

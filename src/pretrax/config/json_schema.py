@@ -65,6 +65,7 @@ def json_schema() -> Schema:
         )
         properties[key] = {'anyOf': [reference, value]} | described
     by_kind = {kind: {name: options_schema(own) for name, own in options[kind].items()} for kind in _KINDS}
+    named = {kind: {'properties': {'name': {'enum': registry.names(kind)}}} for kind in _KINDS}
     names_left_out = {'BaseModel', *map(name_of, inlined)}
     schema = {
         '$schema': 'https://json-schema.org/draft/2020-12/schema',
@@ -76,7 +77,7 @@ def json_schema() -> Schema:
         'allOf': [
             _unless(['extends'], _needed([key for key in run['required'] if key != 'model'], required)),
             _unless(['extends', 'init_from'], {'required': ['model'], 'properties': {'model': {'type': 'object'}}}),
-            _unless(['extends', 'plugins'], {'properties': {kind: _registered(kind) for kind in _KINDS}}),
+            _unless(['extends', 'plugins'], {'properties': named}),
         ],
         '$defs': {name: value for name, value in definitions.items() if name not in names_left_out},
     }
@@ -131,10 +132,6 @@ def _plugin_schema(kind: str, common: Schema) -> Schema:
     """A section with a component that is not registered here: any options."""
     name = {'type': 'string', 'not': {'enum': registry.names(kind)}, 'description': 'a component of a file in plugins'}
     return {'type': 'object', 'title': 'a plugin', 'properties': {'name': name} | common, 'required': ['name']}
-
-
-def _registered(kind: str) -> Schema:
-    return {'properties': {'name': {'enum': registry.names(kind)}}}
 
 
 def _needed(keys: list[str], below: dict[str, list[str]]) -> Schema:

@@ -46,14 +46,10 @@ def load(path: str | AnyPath, overrides: Iterable[str] = (), *, written_in: AnyP
         UserError: at most ten lines that name the file, the key, what was given and what is expected.
     """
     with _references_in_messages():
-        return _load(path, overrides, written_in)
-
-
-def _load(path: str | AnyPath, overrides: Iterable[str], written_in: AnyPath | None) -> RunConfig:
-    path = locate(path) if isinstance(path, str) else path
-    if isinstance(path, Path) and not path.suffix and (packaged := find_packaged(str(path))) and not path.exists():
-        path = packaged
-    return _checked([*_with_bases(path, ()), parse_overrides(overrides)], str(path), written_in=written_in)
+        path = locate(path) if isinstance(path, str) else path
+        if isinstance(path, Path) and not path.suffix and (packaged := find_packaged(str(path))) and not path.exists():
+            path = packaged
+        return _checked([*_with_bases(path, ()), parse_overrides(overrides)], str(path), written_in=written_in)
 
 
 def from_values(values: Mapping[str, Any], overrides: Iterable[str] = ()) -> RunConfig:

@@ -1,15 +1,14 @@
 """Software that must be the same on all nodes: versions, the checkout, the configuration, and variables."""
 
-import hashlib
-import json
 import os
 import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from pretrax.config.show import written_values
+from pretrax.config import Processes
 from pretrax.doctor.findings import Context, Finding
+from pretrax.doctor.host_facts import digest
 from pretrax.errors import UserError
 from pretrax.run.environment import git_state
 from pretrax.run.variables import check_variables, warnings_of
@@ -48,11 +47,9 @@ def configuration(context: Context) -> Iterator[Finding]:
     """A digest of the resolved configuration: another file or another value on one node changes the program there."""
     if context.config is None:
         return
-    values = written_values(context.config)
-    values.pop('processes', None)
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:10]
+    same = digest(context.config.model_copy(update={'processes': Processes()}))[:10]
     fix = 'start all nodes with the same CONFIG and key=value: copy the file, or keep it on the shared disk'
-    yield Finding('configuration', f'{context.config.name}, digest {digest}', fix=fix, same=digest)
+    yield Finding('configuration', f'{context.config.name}, digest {same}', fix=fix, same=same)
 
 
 def variables(context: Context) -> Iterator[Finding]:

@@ -40,31 +40,13 @@ for process in sys.argv[1:]:
 _COUNT_FLAG = re.compile(r'--xla_force_host_platform_device_count=\d+\s*')
 
 
-class LocalLaunch(Supervisor):
-    """A run in several processes of this machine.
-
-    Args:
-        options, say: see `Supervisor`.
-    """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        command: Sequence[str],
-        options: RestartOptions,
-        *,
-        processes: int,
-        devices: int,
-        say: Report = print,
-    ):
-        directory = working_directory(config.run_dir)
-
-        def start(slots: Sequence[int], attempt: str) -> Group:
-            del attempt
-            return LocalGroup(command, slots, devices, directory)
-
-        slots = Slots(processes, lambda count: misfit(config, count * devices) is None)
-        super().__init__(config, start, slots, options, say=say)
+def local_launch(
+    config: RunConfig, command: Sequence[str], options: RestartOptions, *, processes: int, devices: int, say: Report
+) -> Supervisor:
+    """A run in several processes of this machine. For `options` and `say` see `Supervisor`."""
+    directory = working_directory(config.run_dir)
+    slots = Slots(processes, lambda count: misfit(config, count * devices) is None)
+    return Supervisor(config, lambda used, _: LocalGroup(command, used, devices, directory), slots, options, say=say)
 
 
 class LocalGroup(Group):

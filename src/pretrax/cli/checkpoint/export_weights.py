@@ -6,10 +6,9 @@
 import json
 
 from pretrax.cli._arguments import RunOrCheckpoint
+from pretrax.cli.export import DTYPES
 from pretrax.errors import UserError
 from pretrax.option import argument, option
-
-NAMES = {'f32': 'F32', 'bf16': 'BF16', 'f16': 'F16'}
 
 
 def export_weights(
@@ -17,8 +16,8 @@ def export_weights(
     out: str = argument('A new directory.', metavar='DIR'),
     dtype: str = option('f32, bf16 or f16.', default='f32', metavar='DTYPE'),
 ) -> None:
-    if dtype not in NAMES:
-        raise UserError(f'--dtype is {dtype}; expected one of {", ".join(NAMES)}')
+    if dtype not in DTYPES:
+        raise UserError(f'--dtype is {dtype}; expected one of {", ".join(DTYPES)}')
     from pretrax.amounts import size
     from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description
     from pretrax.huggingface.tensor_files import TensorFiles, new_directory
@@ -28,7 +27,7 @@ def export_weights(
     directory, step = find_checkpoint(locate_run(path))
     description = read_description(directory, step)
     weights = CheckpointWeights(directory, step)
-    stored = NAMES[dtype]
+    stored = DTYPES[dtype]
     metadata = {'format': 'pretrax-weights', 'step': str(step), 'description': json.dumps(description)}
     with new_directory(locate(out)) as partial:
         with TensorFiles(partial, weights.shapes, stored, metadata, exact=BUFFERS) as files:

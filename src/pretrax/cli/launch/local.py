@@ -26,7 +26,7 @@ class Options(Launch):
 
 def local(options: Options) -> int:
     from pretrax.launch.foreground import record_launcher
-    from pretrax.launch.local import LocalLaunch, pretrax_command
+    from pretrax.launch.local import local_launch, pretrax_command
     from pretrax.launch.registry import refuse_if_running
     from pretrax.launch.restarts import RestartOptions
     from pretrax.launch.sizes import devices_per_process
@@ -58,6 +58,6 @@ def local(options: Options) -> int:
         print(shlex.join(command))
         return 0
     restarts = RestartOptions(retries=options.retries, elastic=elastic)
-    launch = LocalLaunch(loaded, command, restarts, processes=processes, devices=count, say=say)
+    launch = local_launch(loaded, command, restarts, processes=processes, devices=count, say=say)
     record_launcher(loaded.run_dir, 'local', processes, say)
     return launch.run()

@@ -6,7 +6,7 @@ the logits have the same size at any width. The exit code is 1 if a slope is lar
 
 import dataclasses
 
-from pretrax.cli._arguments import Configuration
+from pretrax.cli._arguments import Configuration, numbers
 from pretrax.errors import UserError
 from pretrax.option import option
 
@@ -31,7 +31,7 @@ def check(options: Options) -> int:
         if not out.endswith(SUFFIXES):
             raise UserError(f'--out {out}: expected a name that ends with {", ".join(SUFFIXES)}')
         need_pictures('.' + out.rpartition('.')[2])
-    sizes = _numbers(options.widths)
+    sizes = sorted(numbers('--widths', options.widths, 'two widths or more', least=2))
     found: dict[str, Coordinates] = {}
     for name, mup in (('muP', True), ('standard', False))[: 1 + options.standard]:
         found[name] = check_coordinates(
@@ -46,10 +46,3 @@ def check(options: Options) -> int:
         print(f'\n{worst[0]} depends on the width: slope {worst[1]:+.2f}, more than {options.tolerance:g}')
         return 1
     return 0
-
-
-def _numbers(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(',')]
-    if not all(part.isascii() and part.isdigit() and int(part) for part in parts) or len(set(parts)) < 2:
-        raise UserError(f'--widths {text}: expected two widths or more, such as 64,128,256')
-    return sorted({int(part) for part in parts})
