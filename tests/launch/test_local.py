@@ -15,7 +15,7 @@ from pretrax.cli import main
 from pretrax.errors import UserError
 from pretrax.launch import elastic, supervisor
 from pretrax.launch.elastic import Slots
-from pretrax.launch.local import LocalGroup, local_launch, devices_of
+from pretrax.launch.local import LocalGroup, devices_of, local_launch
 from pretrax.launch.restarts import RestartOptions
 from pretrax.launch.supervisor import Supervisor
 from pretrax.observe.attempts import read_attempts
