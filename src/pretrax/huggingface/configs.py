@@ -191,8 +191,7 @@ def _notes(options: Options, config: Mapping[str, Any]) -> list[str]:
     if options.get('experts.router.balance_loss', 0.0) >= LARGE_BALANCE:
         notes.append(
             f'the load-balance loss has the weight {options["experts.router.balance_loss"]:g} of config.json in '
-            'continued training; '
-            'published recipes have 0.0001 to 0.01 (model.experts.router.balance_loss)'
+            'continued training; published recipes have 0.0001 to 0.01 (model.experts.router.balance_loss)'
         )
     return notes
 

@@ -75,8 +75,7 @@ def with_fp8(checkpoint: HuggingFaceCheckpoint) -> HuggingFaceCheckpoint:
         if scales is None or not fits:
             why_not = (
                 f'{checkpoint.directory}: {name} {list(numbers.shape)} in blocks of {rows} x {columns} does not fit '
-                f'{name}{_FP8_SCALES} '
-                f'{"(missing)" if scales is None else f"{scales.dtype}{list(scales.shape)}"}\n'
+                f'{name}{_FP8_SCALES} {"(missing)" if scales is None else f"{scales.dtype}{list(scales.shape)}"}\n'
                 'copy or download the checkpoint again'
             )
             tensors[name] = replace(numbers, why_not=why_not)
@@ -129,8 +128,7 @@ def with_mxfp4(checkpoint: HuggingFaceCheckpoint) -> HuggingFaceCheckpoint:
             continue
         why_not = (
             f'{checkpoint.directory}: {name}{_MXFP4_BLOCKS} {blocks.dtype}{list(blocks.shape)} does not fit '
-            f'{name}{_MXFP4_SCALES} '
-            f'{"(missing)" if scales is None else f"{scales.dtype}{list(scales.shape)}"}\n'
+            f'{name}{_MXFP4_SCALES} {"(missing)" if scales is None else f"{scales.dtype}{list(scales.shape)}"}\n'
             'copy or download the checkpoint again'
         )
         tensors[name] = replace(blocks, why_not=why_not)

@@ -51,8 +51,7 @@ def choose_context(wanted: str, arch: Architecture, mesh: dict[str, int], sequen
     if wanted == 'all_to_all' and kv_heads % (c * t):
         raise UserError(
             f'model.attention.n_kv_heads = {kv_heads} is not divisible by mesh.t x mesh.c = {t} x '
-            f'{c}, '
-            'as model.attention.context=all_to_all needs\nuse model.attention.context=ring'
+            f'{c}, as model.attention.context=all_to_all needs\nuse model.attention.context=ring'
         )
     chunks = 2 if wanted == 'ring' and t % 2 else 1
     parts = chunks * t * c

@@ -70,8 +70,7 @@ class NnxModel(AutomaticModel):
         if replicated and math.prod(self.mesh.values()) > 1:
             choices['replicated weights'] = (
                 f'{len(replicated)} of {len(leaves)}, {sum(leaf.size for leaf in replicated):,} parameters, are on '
-                'every '
-                'device, and so is their optimizer state: the module does not annotate them'
+                'every device, and so is their optimizer state: the module does not annotate them'
             )
         return choices
 

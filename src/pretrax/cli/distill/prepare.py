@@ -34,8 +34,7 @@ def prepare(
     if found.new_rows:
         print(
             f'{out}: {found.new_rows:,} new rows at {found.tokens_per_second:,.0f} tokens/s; the {top_k} most likely '
-            'tokens '
-            f'have {1 - found.tail:.1%} of the probability'
+            f'tokens have {1 - found.tail:.1%} of the probability'
         )
     print(f'{out}: {found.rows:,} rows, {found.bytes_per_token:,.0f} bytes per token')
     print(f'to train with it: distill.teacher=null distill.cache={out}')

@@ -115,8 +115,7 @@ def _train(options: Options, workers: int, bundle: dict[str, float]) -> int:
         slots = Slots(workers, lambda number: misfit(loaded, number * devices) is None, ready=launch.ready)
         say(
             f'launch: {workers} workers with {_written(bundle)} each, on a Ray cluster of {len(cluster.nodes())} '
-            'nodes; '
-            f'output in {loaded.run_dir}/output'
+            f'nodes; output in {loaded.run_dir}/output'
         )
         record_launcher(loaded.run_dir, 'ray', workers, say)
         restarts = RestartOptions(retries=options.retries, elastic=options.elastic)
