@@ -12,6 +12,7 @@ from pretrax.tables import read_table
 class OtherTools(NamedTuple):
     names: dict[str, str]  # {name in another tool: key of pretrax}
     values: dict[str, str]  # {section: its key that a plain value is meant for}
+    spellings: dict[str, dict[str, Any]]  # {key: {value in another tool, in lower case: value of pretrax}}
     advice: dict[str, str]  # {name in another tool: what to do instead}
     verbs: dict[str, str]  # {verb of another tool: what to write instead}
 
@@ -21,7 +22,11 @@ def other_tools() -> OtherTools:
     """The table `other_tools.yaml`."""
     table = read_table(Path(__file__).with_suffix('.yaml'))
     names = {name: key for key, names in table['names'].items() for name in names}
-    return OtherTools(names, table['values'], table['advice'], table['verbs'])
+    spellings = {
+        key: {theirs: ours for ours, values in pairs.items() for theirs in values}
+        for key, pairs in table['spellings'].items()
+    }
+    return OtherTools(names, table['values'], spellings, table['advice'], table['verbs'])
 
 
 def advice_for(key: str, value: Any, given: Mapping[str, Any], known: Mapping[str, str], is_shown: bool = True) -> str:
@@ -39,6 +44,8 @@ def advice_for(key: str, value: Any, given: Mapping[str, Any], known: Mapping[st
         return next(filter(None, (advice_for(str(name), of, given, known, is_shown) for name, of in value.items())), '')
     name = key.lower().replace('-', '_')
     if meant := table.names.get(name) or known.get(name):
+        if inner := table.values.get(meant.rpartition('.')[2]):
+            meant = f'{meant}.{inner}'
         return f'write {assignment(meant, value)}' if is_shown else f'write {meant}'
     advice = table.advice.get(name, '')
     length = _at(given, 'batch', 'sequence_length')
@@ -48,8 +55,14 @@ def advice_for(key: str, value: Any, given: Mapping[str, Any], known: Mapping[st
     return advice
 
 
+def spelled(key: str, value: Any) -> Any:
+    """The value as pretrax spells it, if it is one of another tool: 'bf16' for 'bfloat16'."""
+    return other_tools().spellings.get(key, {}).get(str(value).lower(), value)
+
+
 def assignment(key: str, value: Any) -> str:
-    """`optimizer.learning_rate=0.001`, as on a command line."""
+    """`optimizer.learning_rate=0.001`, as on a command line, with the value as pretrax spells it."""
+    value = spelled(key, value)
     text = value if isinstance(value, str) else json.dumps(value)
     return f'{key}={text}' if len(text) <= 60 else f'{key}=...'
 

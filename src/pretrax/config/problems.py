@@ -18,7 +18,7 @@ from typing import Any
 import pydantic
 
 from pretrax.config.one_of import OneOf
-from pretrax.config.other_tools import advice_for, assignment, other_tools
+from pretrax.config.other_tools import advice_for, assignment, other_tools, spelled
 from pretrax.errors import UserError
 
 type Path = tuple[str | int, ...]
@@ -156,7 +156,9 @@ def from_validation(
         reference = _reference(path, references)
         value = reference or shown(_at(given, path))
         what = f'expected {wanted}' if is_secret else f'is {value}; expected {wanted}'
-        hint = ('' if reference or is_secret else _fix(path, _at(given, path), wanted)) or _describe(model, path, given)
+        hint = ('' if reference or is_secret else _fix(path, _at(given, path), wanted, model)) or _describe(
+            model, path, given
+        )
         problems.setdefault(path, Problem(path, what, hint))
     # A list with one bad item is not itself bad.
     return [p for p in problems.values() if not any(q != p.path and q[: len(p.path)] == p.path for q in problems)]
@@ -231,11 +233,20 @@ def _section(annotation: Any) -> type[pydantic.BaseModel] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel) else None
 
 
-def _fix(path: Path, value: Any, expected: str) -> str:
+def _fix(path: Path, value: Any, expected: str, model: type[pydantic.BaseModel]) -> str:
     """What to write instead, for common mistakes."""
     inner = other_tools().values.get(str(path[-1])) if path else None
     if inner and expected == _SECTION and isinstance(value, str | int | float):
+        section = _model_at(model, path, {})
+        family = _fields(section, {}).get('family') if section else None
+        names = [name for kind in typing.get_args(family and family.annotation) for name in typing.get_args(kind)]
+        if (name := str(value).lower()) in names:
+            inner, value = 'family', name
         return f'write {assignment(dotted((*path, inner)), value)}'
+    if spelled(dotted(path), value) != value:
+        return f'write {assignment(dotted(path), value)}'
+    if isinstance(value, str) and expected == 'a list':
+        return f'write [{value}]'
     if isinstance(value, str) and (near := nearest(value, re.findall(r"'([^']+)'", expected), 'did you mean ')):
         return near
     number = 'integer' in expected or 'number' in expected

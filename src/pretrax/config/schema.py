@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 from pretrax.config import registry
 from pretrax.config.batch_sizes import BatchSize, batch_sizes, problems_of
 from pretrax.config.one_of import OneOf
-from pretrax.config.other_tools import advice_for
+from pretrax.config.other_tools import advice_for, spelled
 from pretrax.config.problems import ProblemsError, keys_by_last_name, known_keys, mistake, nearest, shown, unknown
 from pretrax.errors import UserError
 from pretrax.infer.sampling_settings import SETTINGS, Temperature, TopK, TopP
@@ -98,9 +98,10 @@ class Component(Section):
         name = values.get('name', registry.DEFAULTS[cls.kind])
         registered = registry.names(cls.kind)
         if name not in registered:
+            near = nearest(str(spelled(f'{cls.kind}.name', name)), registered)
             raise mistake(
                 ('name',),
-                f'is {shown(name)}, which is not a registered {cls.kind}{nearest(str(name), registered)}',
+                f'is {shown(name)}, which is not a registered {cls.kind}{near}',
                 f'registered: {", ".join(registered)}; a file in plugins: can add more',
             )
         model = registry.options_model(cls.kind, name)
