@@ -1,6 +1,6 @@
 """Measures GB/s of saving and restoring a state, compared with plain files, and how long a save blocks training.
 
-    uv run python benchmarks/checkpoint.py
+    uv run python benchmarks/checkpoint.py [--arrays NUMBER]
 
 The state is random f32 in arrays of 64 MiB, on one CPU device. Each round has five parts:
 
@@ -11,6 +11,9 @@ The state is random f32 in arrays of 64 MiB, on one CPU device. Each round has f
 - restoring it with Orbax, which checks nothing
 
 Reading is measured from disk, after the page cache is dropped, and from memory.
+
+With `--arrays`, the state has this number of arrays of 4 KiB, and the seconds of each part are printed: saving, saving
+again and removing the first checkpoint, restoring, and restoring with Orbax.
 """
 
 import argparse
@@ -37,12 +40,14 @@ from pretrax.checkpoint import Checkpoints, restore
 
 HERE = Path(__file__).resolve().parent
 ARRAY = 64 << 20  # bytes
+SMALL = 4 << 10  # bytes
 TARGET = 0.6
 
 
-def make_state(n_bytes: int) -> dict[str, dict[str, jax.Array]]:
-    keys = jax.random.split(jax.random.key(0), max(1, n_bytes // ARRAY))
-    arrays = {f'w{i}': jax.random.normal(key, (ARRAY // 4096, 1024)) for i, key in enumerate(keys)}
+def make_state(count: int, size: int) -> dict[str, dict[str, jax.Array]]:
+    """A state of arrays of this number of bytes."""
+    keys = jax.random.split(jax.random.key(0), count)
+    arrays = {f'w{i}': jax.random.normal(key, (size // 4096, 1024)) for i, key in enumerate(keys)}
     return jax.block_until_ready({'weights': arrays})
 
 
@@ -80,7 +85,7 @@ def drop_page_cache(directory: Path) -> None:
 
 
 def restore_with_orbax(place: Path, like: Any) -> Any:
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         arguments = ocp.args.PyTreeRestore(
             item=like, restore_args=ocp.checkpoint_utils.construct_restore_args(like)
         )  # fmt: skip
@@ -111,6 +116,22 @@ def measure(directory: Path, state: Any) -> dict[str, float]:
             if where == 'disk':
                 drop_page_cache(files)
             found[f'read {where} {side}'] = seconds(read)
+    return found
+
+
+def measure_small(directory: Path, state: Any) -> dict[str, float]:
+    """Saves a state twice, and restores it. Returns seconds."""
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+
+    def save(step: int) -> None:
+        checkpoints.save(step, state, {})
+        checkpoints.wait()
+
+    with Checkpoints(directory, 1) as checkpoints:
+        found = {'save': seconds(lambda: save(1)), 'save, remove the first': seconds(lambda: save(2))}
+    found['restore'] = seconds(lambda: restore(directory, 2, like))
+    found['restore with Orbax'] = seconds(lambda: restore_with_orbax(directory / '2' / 'state', like))
+    found['remove'] = seconds(lambda: shutil.rmtree(directory))
     return found
 
 
@@ -154,6 +175,7 @@ def table(result: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--gigabytes', type=float, default=2.0, help='size of the state')
+    parser.add_argument('--arrays', type=int, help='measure this number of small arrays, and nothing else')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument(
         '--directory', type=Path, help='a directory on the disk to measure (default: the one for temporary files)'
@@ -162,7 +184,14 @@ def main() -> None:
         '--out', type=Path, default=HERE / 'results', help='directory for checkpoint-<date>.json and .md'
     )
     options = parser.parse_args()
-    state = make_state(int(options.gigabytes * 1e9))
+    if options.arrays:
+        state = make_state(options.arrays, SMALL)
+        with tempfile.TemporaryDirectory(dir=options.directory) as name:
+            rounds = [measure_small(Path(name) / 'checkpoints', state) for _ in range(options.rounds)]
+        for part in rounds[0]:
+            print(f'{part}: {statistics.median(r[part] for r in rounds):.2f} s')
+        return
+    state = make_state(max(1, int(options.gigabytes * 1e9) // ARRAY), ARRAY)
     n_bytes = sum(array.nbytes for array in state['weights'].values())
     share = busy()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:

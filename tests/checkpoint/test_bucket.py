@@ -266,6 +266,26 @@ def test_damage_is_detected_and_the_previous_checkpoint_restored(s3):
     verify(directory, 4)
 
 
+def test_packed_files_are_read_from_a_bucket_and_damage_to_them_is_detected(s3, monkeypatch):
+    monkeypatch.setattr('pretrax.checkpoint.state_files._MANY', 1)
+    directory, state = BucketPath(s3.url) / 'runs/a/checkpoints', state_on(mesh_of(2, 2, 2), steps=0)
+    saved(directory, state, steps=(2, 4))
+    assert [key.rpartition('/')[2] for key in sorted(s3.keys()) if '/state/' in key] == ['packed.0.0'] * 2
+    verify(directory, 4)
+    step, back, _ = newest(directory)
+    assert step == 4
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, back, state)))
+    rows = [CheckpointWeights(directory, 4).read('table', row, row + 1) for row in (0, 99)]
+    assert np.array_equal(np.concatenate(rows), np.asarray(state.weights.table)[[0, 99]])
+    original = s3.content(at := stored(s3, '4/state/packed.0.0'))
+    for how in ('flip', 'cut', 'delete'):
+        harm(s3, '4/state/packed.0.0', how)
+        assert newest(directory)[0] == 2
+        with pytest.raises(DamagedError):
+            verify(directory, 4)
+        s3.put(at, original)
+
+
 def test_large_objects_are_read_in_parts_and_damage_to_them_is_detected(s3, monkeypatch):
     directory = BucketPath(s3.url) / 'runs/a/checkpoints'
     monkeypatch.setattr('pretrax.checkpoint.chunks.REQUEST', 20_000)

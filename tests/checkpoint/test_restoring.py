@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 import xxhash
 
@@ -23,6 +24,7 @@ from pretrax.checkpoint import (
     read_manifest,
     restore,
     restore_newest,
+    state_files,
     steps_in,
     verify,
 )
@@ -37,6 +39,18 @@ def whole(tmp_path_factory):
     """Two checkpoints, of steps 2 and 4."""
     directory = tmp_path_factory.mktemp('whole')
     saved(directory, state_on(mesh_of()), steps=(2, 4))
+    return directory
+
+
+@pytest.fixture(scope='module')
+def packed(tmp_path_factory):
+    """Two checkpoints whose small files are in packs."""
+    directory = tmp_path_factory.mktemp('packed')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_files, '_MANY', 1)
+        patch.setattr(state_files, '_PACK', 50_000)
+        saved(directory, state_on(mesh_of()), steps=(2, 4))
+    assert len(list((directory / '4' / 'state').glob('packed.*'))) > 1
     return directory
 
 
@@ -93,8 +107,11 @@ def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(which, whole):
         shutil.rmtree(place)
 
 
+@pytest.mark.parametrize('kind', ['whole', 'packed'])
 @pytest.mark.parametrize('harm', [flip, cut, empty, delete])
-def test_damage_to_any_kind_of_file_is_detected(harm, directory, whole):
+def test_damage_to_any_kind_of_file_is_detected(harm, kind, request, tmp_path):
+    whole = request.getfixturevalue(kind)
+    directory = shutil.copytree(whole, tmp_path / 'checkpoints')
     files = kinds(directory)
     assert len(files) >= 5, files
     for name in files:
@@ -136,6 +153,14 @@ def test_weights_read_in_pieces_are_verified(directory):
     flip(directory / '4' / 'state' / 'weights.bias' / '0')
     with pytest.raises(UserError, match=r'weights.bias/0 differs from what was written'):
         CheckpointWeights(directory, 4)
+
+
+def test_packed_weights_are_read_in_pieces(packed, whole):
+    pieces, others = CheckpointWeights(packed, 4), CheckpointWeights(whole, 4)
+    assert pieces.shapes == others.shapes
+    for path, shape in pieces.shapes.items():
+        for row in range(0, shape[0], 7):
+            np.testing.assert_array_equal(pieces.read(path, row, row + 1), others.read(path, row, row + 1))
 
 
 @pytest.mark.parametrize('bracket', ['[', '{"a": '])
@@ -266,6 +291,7 @@ def forge(directory, change, metadata=None):
         lambda content, array: content.update(arrays=[]),
         lambda content, array: content['files'].update({'../../secret': {'size': 1, 'xxh3': '0'}}),
         lambda content, array: content['files'].update({'x': {'size': -1, 'xxh3': '0'}}),
+        lambda content, array: content['files'].update({'x': {'size': 1, 'xxh3': '0', 'pack': '/etc/passwd'}}),
         lambda content, array: content.update(step=-4),
     ],
 )

@@ -20,6 +20,7 @@ from pretrax.checkpoint import (
     restore_newest,
     state_files,
     steps_in,
+    verify,
 )
 from pretrax.errors import UserError
 from pretrax.train import optimizer
@@ -54,10 +55,22 @@ def restored(directory, step, mesh, model=None):
         return restore(directory, step, abstract_state(recipe(model)))
 
 
+@pytest.fixture(params=['apart', 'packed'])
+def small_files(request, monkeypatch):
+    """Small files are written one by one, or into packs of up to 10,000 bytes."""
+    if request.param == 'packed':
+        monkeypatch.setattr(state_files, '_MANY', 1)
+        monkeypatch.setattr(state_files, '_PACK', 10_000)
+        monkeypatch.setattr(state_files, 'LARGEST_PACKED', 30_000)  # the table on one device is larger
+    return request.param
+
+
 @pytest.mark.parametrize('mesh', [(1, 1, 1), (2, 2, 2), (1, 4, 1)])
-def test_state_is_restored_bit_exactly_on_any_mesh(mesh, tmp_path):
+def test_state_is_restored_bit_exactly_on_any_mesh(mesh, small_files, tmp_path):
     state = state_on(mesh_of(2, 2, 2))
     saved(tmp_path, state)
+    assert any((tmp_path / '2' / 'state').glob('packed.0.*')) == (small_files == 'packed')
+    verify(tmp_path, 2)
     back = restored(tmp_path, 2, mesh_of(*mesh))
     assert jax.tree.structure(back) == jax.tree.structure(state)
     same = jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), back, state)
@@ -67,15 +80,16 @@ def test_state_is_restored_bit_exactly_on_any_mesh(mesh, tmp_path):
     assert back.optimizer.mu.table.sharding == back.weights.table.sharding
 
 
-def test_orbax_restores_what_was_saved(tmp_path):
+@pytest.mark.parametrize('written_on', [(1, 1, 1), (2, 2, 2)])
+def test_orbax_restores_what_was_saved(written_on, small_files, tmp_path):
     """Also on another mesh."""
     import orbax.checkpoint as ocp
 
-    state = state_on(mesh_of(2, 2, 2))
+    state = state_on(mesh_of(*written_on))
     saved(tmp_path, state)
     with jax.set_mesh(mesh_of(1, 4, 1)):
         like = abstract_state(recipe())
-    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)
+    handler = ocp.PyTreeCheckpointHandler()
     arguments = ocp.args.PyTreeRestore(item=like, restore_args=ocp.checkpoint_utils.construct_restore_args(like))
     with ocp.Checkpointer(handler) as checkpointer:
         back = checkpointer.restore(tmp_path / '2' / 'state', args=arguments)
@@ -84,7 +98,7 @@ def test_orbax_restores_what_was_saved(tmp_path):
     assert back.weights.table.sharding == like.weights.table.sharding
 
 
-def test_each_file_and_the_names_in_each_directory_are_put_on_the_disk(tmp_path, monkeypatch):
+def test_each_file_and_the_names_in_each_directory_are_put_on_the_disk(small_files, tmp_path, monkeypatch):
     synced, fsync = set(), os.fsync
     monkeypatch.setattr('os.fsync', lambda file: (synced.add(os.fstat(file).st_ino), fsync(file)))
     saved(tmp_path, state_on(mesh_of()))

@@ -7,7 +7,8 @@ checkpoint of the step when the index names it (storage/index.py). The files are
 from collections.abc import Callable
 from typing import Any
 
-from pretrax.checkpoint.manifest import MANIFEST, Array, File, manifest_content, published, steps_in
+from pretrax.checkpoint.files import File
+from pretrax.checkpoint.manifest import MANIFEST, Array, manifest_content, published, steps_in
 from pretrax.checkpoint.state_files import HostFiles, copy_to_host
 from pretrax.storage import BucketPath
 from pretrax.storage.index import Entries, Index

@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 import xxhash
 
-from pretrax.checkpoint.files import REQUEST, open_file
-from pretrax.checkpoint.manifest import STATE, Array, File, Manifest, damaged
+from pretrax.checkpoint.files import REQUEST, File, open_file, read_file
+from pretrax.checkpoint.manifest import STATE, Array, Manifest, damaged
 from pretrax.storage import AnyPath
 from pretrax.system.digest import BLOCK
 from pretrax.system.json_file import parse_json
@@ -41,13 +41,8 @@ class Chunks:
             self.counts = [-(-size // step) for size, step in zip(said.shape, chunk, strict=True)]
             is_plain = content['compressor'] is None and not content.get('filters') and content['order'] == 'C'
             self.separator = content.get('dimension_separator', '.')
-            known = sum(file.startswith(f'{self.folder}/') for file in self.manifest.files)
-            if (
-                not is_plain
-                or self.dtype.hasobject
-                or self.separator not in ('.', '/')
-                or math.prod(self.counts) > known
-            ):
+            are_too_many = math.prod(self.counts) > len(self.manifest.files)
+            if not is_plain or self.dtype.hasobject or are_too_many or self.separator not in ('.', '/'):
                 raise ValueError('it is not an array as pretrax writes one')
             if said.shape != self.manifest.arrays[self.name].shape:
                 raise ValueError(f'the shape {list(said.shape)} is not that of the manifest')
@@ -60,10 +55,8 @@ class Chunks:
         """Yields each file with the part of the array it holds. At the edges a chunk may extend beyond the array."""
         for at in itertools.product(*map(range, self.counts)):
             file = self.separator.join(map(str, at)) or '0'
-            yield (
-                f'{self.folder}/{file}',
-                tuple((i * step, (i + 1) * step) for i, step in zip(at, self.chunk, strict=True)),
-            )
+            place = tuple((i * step, (i + 1) * step) for i, step in zip(at, self.chunk, strict=True))
+            yield f'{self.folder}/{file}', place
 
     def overlapping(self, index: Index) -> Iterator[tuple[str, Index]]:
         """The files that overlap a part of the array."""
@@ -76,7 +69,7 @@ class Chunks:
         if entry.size != expected:
             raise damaged(self.place, f'{file} has {entry.size} bytes, not {expected}')
         total = xxhash.xxh3_128()
-        with open_file(self.place / file, entry.size, REQUEST if compare else BLOCK) as stream:
+        with open_file(self.place, file, entry, REQUEST if compare else BLOCK) as stream:
             for block in _blocks(at, self.dtype.itemsize):
                 wanted = [(index, array) for index, array in targets if overlap(index, block) is not None]
                 size = math.prod(stop - start for start, stop in block) * self.dtype.itemsize
@@ -169,7 +162,8 @@ def _entry(place: AnyPath, manifest: Manifest, file: str) -> File:
 
 def check_file(place: AnyPath, manifest: Manifest, file: str) -> bytes:
     """Reads a small file and checks its digest."""
-    entry, content = _entry(place, manifest, file), (place / file).read_bytes()
+    entry = _entry(place, manifest, file)
+    content = read_file(place, file, entry)
     if xxhash.xxh3_128_hexdigest(content) != entry.xxh3:
         raise damaged(place, f'{file} differs from what was written')
     return content

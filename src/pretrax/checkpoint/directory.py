@@ -14,19 +14,20 @@ from typing import Any
 
 import jax
 
+from pretrax.checkpoint.files import File
 from pretrax.checkpoint.manifest import (
     DELETING,
     MANIFEST,
     PARTIAL,
     UNFINISHED,
     Array,
-    File,
     partial_directory,
     place_of,
     publish,
     steps_in,
 )
-from pretrax.checkpoint.state_files import HostFiles, copy_to_host, tree_metadata
+from pretrax.checkpoint.ocdbt import database
+from pretrax.checkpoint.state_files import HostFiles, copy_to_host, tree_metadata, write_files
 from pretrax.storage.index import INDEX
 from pretrax.system.atomic import sync_file
 
@@ -73,14 +74,14 @@ class Directory:
         """Copies the state of a step off the devices."""
         del step
         metadata = [tree_metadata(state)] if jax.process_index() == 0 else []
-        self._files = HostFiles([*metadata, *copy_to_host(state)])
+        self._files = HostFiles(copy_to_host(state), unpacked=metadata)
 
     def finish(self, step: int) -> dict[str, File]:
         """Writes what this process has copied. Returns the digests."""
         partial = partial_directory(self._own, step)
         files = self._files.write(lambda name, content: _write(partial / name, content))
         with concurrent.futures.ThreadPoolExecutor(_THREADS, 'sync') as pool:
-            list(pool.map(_sync, [partial / name for name in files]))
+            list(pool.map(_sync, {partial / (file.pack or name) for name, file in files.items()}))
         return files
 
     def wait(self, has_ended: Callable[[], bool]) -> None:
@@ -95,6 +96,9 @@ class Directory:
         """Makes what was written the checkpoint of its step, and removes the one that it replaces."""
         partial = partial_directory(self._own, step)
         self._confirm()  # this process may have created again what was moved away
+        for name, values in database(files).items():
+            own = write_files(name, [(name, values)], lambda name, content: write_synced(partial / name, content))
+            files = files | own
         publish(partial, self.path, step, description, arrays, files)
         shutil.rmtree(self._own, ignore_errors=True)  # the next save removes what is left
 

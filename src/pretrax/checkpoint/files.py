@@ -4,13 +4,25 @@ import errno
 import io
 from collections.abc import Buffer
 
+import pydantic
+
 from pretrax.errors import UnavailableError, UserError
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.connection import BucketError
 
 REQUEST = 64 << 20  # bytes of an object that are asked for at once
+LARGEST_PACKED = 1 << 20  # bytes of a file that may be a part of another one
 # Of the user, the process or the network, not of the content of a file.
 _OUT_OF_REACH = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
+
+
+class File(pydantic.BaseModel):
+    """Size in bytes and XXH3 digest (128 bits, hexadecimal) of a file, which may be a part of another one: a pack."""
+
+    size: int = pydantic.Field(ge=0, le=1 << 60)
+    xxh3: str
+    pack: str | None = pydantic.Field(default=None, exclude_if=lambda pack: pack is None)
+    offset: int = pydantic.Field(default=0, ge=0, le=1 << 60, exclude_if=lambda offset: not offset)
 
 
 def names_in(place: AnyPath) -> set[str]:
@@ -20,13 +32,29 @@ def names_in(place: AnyPath) -> set[str]:
     return {str(path.relative_to(place)) for path in place.rglob('*') if path.is_file()}
 
 
-def open_file(path: AnyPath, size: int, request: int = REQUEST) -> io.RawIOBase:
-    """Opens a file to be read in order.
+def open_file(place: AnyPath, name: str, file: File, request: int = REQUEST) -> io.RawIOBase | io.BytesIO:
+    """Opens a file of a checkpoint to be read in order.
 
     Args:
         request: bytes of an object to ask for at once.
     """
-    return _Object(path, size, request) if isinstance(path, BucketPath) else path.open('rb', buffering=0)
+    if file.pack is not None:
+        return io.BytesIO(read_file(place, name, file))
+    if isinstance(place, BucketPath):
+        return _Object(place / name, file.size, request)
+    return (place / name).open('rb', buffering=0)
+
+
+def read_file(place: AnyPath, name: str, file: File) -> bytes:
+    """Reads a small file of a checkpoint. The result is shorter than its size if its pack ends early."""
+    if file.pack is None:
+        return (place / name).read_bytes()
+    pack, size = place / file.pack, min(file.size, LARGEST_PACKED)
+    if isinstance(pack, BucketPath):
+        return _range(pack, file.offset, file.offset + size)
+    with pack.open('rb', buffering=0) as stream:
+        stream.seek(file.offset)
+        return stream.read(size)
 
 
 def raise_if_unreachable(place: AnyPath, error: OSError) -> None:
@@ -79,9 +107,14 @@ class _Object(io.RawIOBase):
         stop = self._at + self._request
         if self._at == 0 and stop >= self._size:
             return self._path.read_bytes()
-        try:
-            return self._path.read_range(self._at, None if stop >= self._size else stop)
-        except BucketError as error:
-            if error.is_temporary:
-                raise
-            return b''  # the object ends before this part
+        return _range(self._path, self._at, None if stop >= self._size else stop)
+
+
+def _range(path: BucketPath, start: int, stop: int | None) -> bytes:
+    """The bytes [start, stop) of an object; b'' if it ends before them."""
+    try:
+        return path.read_range(start, stop)
+    except BucketError as error:
+        if error.is_temporary:
+            raise
+        return b''

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 import xxhash
 
-from pretrax.checkpoint.files import names_in, open_file, raise_if_unreachable
+from pretrax.checkpoint.files import File, names_in, open_file, raise_if_unreachable, read_file
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.index import Entries, read_entries
@@ -73,13 +73,6 @@ class Array(pydantic.BaseModel):
         return shape
 
 
-class File(pydantic.BaseModel):
-    """Size in bytes and XXH3 digest (128 bits, hexadecimal) of one file."""
-
-    size: int = pydantic.Field(ge=0, le=1 << 60)
-    xxh3: str
-
-
 class Manifest(pydantic.BaseModel):
     """Attributes: the step; the writer's description (versions, configuration, data); arrays by dotted name; files by
     path inside the checkpoint."""
@@ -92,8 +85,16 @@ class Manifest(pydantic.BaseModel):
         """The directory or prefix that it was read from, which has the files."""
         return self._place
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file on the disk, by path: files in packs are counted as their packs."""
+        sizes: dict[str, int] = {}
+        for name, file in self.files.items():
+            sizes[file.pack or name] = max(sizes.get(file.pack or name, 0), file.offset + file.size)
+        return sizes
+
     format: Literal['pretrax-checkpoint']
-    version: Literal[1]
+    version: Literal[1, 2]  # 2: some files are in packs
     step: int
     description: dict[str, Any]
     arrays: dict[str, Array]
@@ -102,7 +103,8 @@ class Manifest(pydantic.BaseModel):
     @pydantic.field_validator('files')
     @classmethod
     def _inside(cls, files: dict[str, File]) -> dict[str, File]:
-        if outside := [name for name in files if name.startswith('/') or '..' in name.split('/') or '\0' in name]:
+        names = [*files, *{file.pack for file in files.values() if file.pack}]
+        if outside := [name for name in names if name.startswith('/') or '..' in name.split('/') or '\0' in name]:
             raise ValueError(f'the file {outside[0][:80]!r} is outside of the checkpoint')
         return files
 
@@ -229,8 +231,9 @@ def assign_to_processes(files: Iterable[str], processes: int) -> dict[str, int]:
 
 def manifest_content(step: int, description: dict[str, Any], arrays: dict[str, Array], files: dict[str, File]) -> bytes:
     """The content of the manifest of a checkpoint."""
+    version = 2 if any(file.pack for file in files.values()) else 1
     manifest = Manifest(
-        format='pretrax-checkpoint', version=1, step=step, description=description, arrays=arrays, files=files
+        format='pretrax-checkpoint', version=version, step=step, description=description, arrays=arrays, files=files
     )
     content = manifest.model_dump(mode='json') | {'manifest_xxh3': _self_digest(manifest)}
     return json.dumps(content, indent=1).encode()
@@ -270,16 +273,16 @@ def check_sizes(directory: AnyPath, step: int) -> Manifest:
     manifest = read_manifest(directory, step)
     place = manifest.place
     found = names_in(place) - {MANIFEST}
-    missing, extra = sorted(manifest.files.keys() - found), sorted(found - manifest.files.keys())
+    missing, extra = sorted(manifest.sizes.keys() - found), sorted(found - manifest.sizes.keys())
     if missing or extra:
         what = f'{missing[0]} is missing' if missing else f'{extra[0]} does not belong to it'
         raise damaged(place, what)
     if isinstance(place, BucketPath):
         return manifest
-    for name, said in manifest.files.items():
+    for name, expected in manifest.sizes.items():
         size = (place / name).stat().st_size
-        if size != said.size:
-            raise damaged(place, f'{name} has {size} bytes, not {said.size}')
+        if size != expected:
+            raise damaged(place, f'{name} has {size} bytes, not {expected}')
     return manifest
 
 
@@ -290,7 +293,7 @@ def verify(directory: AnyPath, step: int, prefix: str = '') -> Manifest:
     """
     manifest = check_sizes(directory, step)
     place = manifest.place
-    files = {name: file.size for name, file in manifest.files.items() if name.startswith(prefix)}
+    files = {name: file for name, file in manifest.files.items() if name.startswith(prefix)}
     for name, found in _digests(place, files).items():
         if found != manifest.files[name].xxh3:
             raise damaged(place, f'{name} differs from what was written')
@@ -305,16 +308,18 @@ def _by_number(file: str) -> list[tuple[bool, int, str]]:
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r'(\d+)', file)]
 
 
-def _digests(place: AnyPath, sizes: Mapping[str, int]) -> dict[str, str]:
-    """The digests of these files, which are read in parallel. `sizes`: what an object should have."""
+def _digests(place: AnyPath, files: Mapping[str, File]) -> dict[str, str]:
+    """The digests of these files, which are read in parallel."""
 
     def read(name: str) -> str:
-        with open_file(place / name, sizes[name]) as stream:
+        if files[name].pack:
+            return xxhash.xxh3_128_hexdigest(read_file(place, name, files[name]))
+        with open_file(place, name, files[name]) as stream:
             return digest(stream)[1]
 
     try:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            return dict(zip(sizes, pool.map(read, sizes), strict=True))
+            return dict(zip(files, pool.map(read, files), strict=True))
     except OSError as error:
         raise unreadable(place, error) from error
 

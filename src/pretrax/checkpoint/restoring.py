@@ -113,9 +113,8 @@ def restore_newest(
     Raises:
         UserError: there are checkpoints, but none is readable. Training from step 0 over them would lose the run.
     """
-    steps = json.loads(
-        broadcast('steps', json.dumps(steps_in(directory)))
-    )  # a shared file system may show different processes different files for a while
+    # A shared file system may show different processes different files for a while.
+    steps = json.loads(broadcast('steps', json.dumps(steps_in(directory))))
     damaged: set[int] = set()
     not_finite: list[int] = []
 
@@ -153,9 +152,8 @@ def _read_arrays(place: AnyPath, manifest: Manifest, like: Any) -> Any:
 
     Raises DamagedError if a file differs from what was written.
     """
-    mine = {
-        file for file, n in assign_to_processes(manifest.files, jax.process_count()).items() if n == jax.process_index()
-    }
+    assigned = assign_to_processes(manifest.files, jax.process_count())
+    mine = {file for file, number in assigned.items() if number == jax.process_index()}
     leaves, structure = named_leaves(like), jax.tree.structure(like)
     waiting: collections.deque[_Incoming] = collections.deque()
     arrays: list[jax.Array] = []
@@ -221,9 +219,8 @@ def _aligned(index: Index, dtype: Any) -> np.ndarray:
 def _check_arrays(place: AnyPath, stored: dict[str, Array], wanted: dict[str, Array], fields: set[str]) -> None:
     """Raises UserError unless the stored arrays of these fields match. Other fields of the state are ignored."""
     missing = sorted(wanted.keys() - stored)
-    surplus = sorted(
-        name for name in stored.keys() - wanted if name.split('.')[0] in fields and not is_training_only(name)
-    )
+    of_fields = {name for name in stored if name.split('.')[0] in fields and not is_training_only(name)}
+    surplus = sorted(of_fields - wanted.keys())
     other = [name for name in sorted(wanted.keys() & stored) if wanted[name].shape != stored[name].shape]
     if not missing and not surplus and not other:
         return
@@ -239,13 +236,5 @@ def _check_arrays(place: AnyPath, stored: dict[str, Array], wanted: dict[str, Ar
     more = [f'and {len(lines) - 4} more'] if len(lines) > 4 else []
     changed = {name.split('.')[0] for name in (*missing, *surplus)}
     hints = [hint for field, hint in _KEYS.items() if field in changed and 'weights' not in changed]
-    raise UserError(
-        '\n'.join(
-            [
-                f'the checkpoint {place} does not match the model or optimizer of the configuration:',
-                *lines[:4],
-                *more,
-                *hints,
-            ]
-        )
-    )
+    head = f'the checkpoint {place} does not match the model or optimizer of the configuration:'
+    raise UserError('\n'.join([head, *lines[:4], *more, *hints]))

@@ -2,11 +2,14 @@
 
     step/.zarray, step/0                             an array: its metadata, and one file per chunk
     weights.layers.q/.zarray, weights.layers.q/0.1
+    packed.0.0                                       many small files of process 0, one after another
     _METADATA                                        on a disk, the tree of the arrays, for Orbax
+    manifest.ocdbt, keys.ocdbt                       on a disk, if files are packed, where each is, for Orbax
 
 Random mantissas do not compress, and trying takes most of the time (benchmarks/lab-notes.md).
 """
 
+import collections
 import concurrent.futures
 import itertools
 import json
@@ -19,11 +22,14 @@ import jax
 import numpy as np
 import xxhash
 
-from pretrax.checkpoint.manifest import STATE, File, named_leaves
+from pretrax.checkpoint.files import LARGEST_PACKED, File
+from pretrax.checkpoint.manifest import STATE, named_leaves
 
 _THREADS = 16  # files that are written at a time; in a bucket, each is in memory twice
 
 _FEW = 64 << 20  # bytes
+_MANY = 256  # small files of a process from which on they are packed: creating, syncing and removing each takes long
+_PACK = 64 << 20  # bytes of small files in a pack
 
 _EMPTY = {dict: 'Dict', list: 'List', tuple: 'Tuple'}  # what Orbax calls containers without a value
 
@@ -51,37 +57,54 @@ def copy_to_host(state: Any, largest: int | None = None) -> list[HostFile]:
     return files
 
 
-def write_one(name: str, values: np.ndarray, write: Callable[[str, memoryview], object]) -> File:
-    """Writes a file. Returns its size and digest."""
-    content = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
-    write(name, content)
-    return File(size=len(content), xxh3=xxhash.xxh3_128_hexdigest(content))
+def write_files(path: str, files: Sequence[HostFile], write: Callable[[str, memoryview], object]) -> dict[str, File]:
+    """Writes files one after another to a path, which is the name of a single one. Returns sizes and digests."""
+    contents = [np.ascontiguousarray(values).reshape(-1).view(np.uint8).data for _, values in files]
+    write(path, contents[0] if len(contents) == 1 else memoryview(b''.join(contents)))
+    starts = itertools.accumulate(map(len, contents), initial=0)
+    digests, pack = map(xxhash.xxh3_128_hexdigest, contents), None if files[0][0] == path else path
+    return {
+        name: File(size=len(content), xxh3=digest, pack=pack, offset=start)
+        for (name, _), content, digest, start in zip(files, contents, digests, starts, strict=False)
+    }
+
+
+def _by_path(files: Sequence[HostFile]) -> dict[str, list[HostFile]]:
+    """The files by the path that they are written to. Many small files are written into packs."""
+    are_many = sum(values.nbytes <= LARGEST_PACKED for _, values in files) >= _MANY
+    paths, packed = collections.defaultdict(list), 0
+    for name, values in files:
+        path = name
+        if are_many and values.nbytes <= LARGEST_PACKED:
+            path = f'{STATE}/packed.{jax.process_index()}.{packed // _PACK}'
+            packed += values.nbytes
+        paths[path].append((name, values))
+    return paths
 
 
 class HostFiles:
     """Files in host memory that this process has to write. An array is released as soon as it is written."""
 
-    def __init__(self, files: Sequence[HostFile] = ()):
-        self._files, self._changed = list(files), threading.Condition()
-        self._bytes = sum(values.nbytes for _, values in files)
+    def __init__(self, files: Sequence[HostFile] = (), unpacked: Sequence[HostFile] = ()):
+        self._files, self._changed = _by_path(files) | {file[0]: [file] for file in unpacked}, threading.Condition()
+        self._bytes = sum(values.nbytes for _, values in (*files, *unpacked))
         self._few = max(_FEW, self._bytes // 8)
 
     def write(self, write: Callable[[str, memoryview], object]) -> dict[str, File]:
         """Writes the files in parallel. Returns sizes and digests. Stops at the first failure, and raises it."""
 
-        def write_next() -> tuple[str, File]:
-            name, values = self._files.pop()
-            size, file = values.nbytes, write_one(name, values, write)
-            del values  # before the waiting thread goes on
+        def write_next() -> dict[str, File]:
+            written = write_files(*self._files.popitem(), write)  # the arrays go before the waiting thread goes on
             with self._changed:
-                self._bytes -= size
+                self._bytes -= sum(file.size for file in written.values())
                 self._changed.notify_all()
-            return name, file
+            return written
 
         with concurrent.futures.ThreadPoolExecutor(_THREADS, 'write') as pool:
             writes = [pool.submit(write_next) for _ in range(len(self._files))]
             try:
-                return dict(future.result() for future in concurrent.futures.as_completed(writes))
+                done = concurrent.futures.as_completed(writes)
+                return {name: file for future in done for name, file in future.result().items()}
             finally:
                 pool.shutdown(cancel_futures=True)
                 self._files.clear()
@@ -122,7 +145,7 @@ def tree_metadata(state: Any) -> HostFile:
             'key_metadata': [{'key': key, 'key_type': kind} for key, kind in zip(keys, kinds, strict=True)],
             'value_metadata': value,
         }
-    content = {'tree_metadata': tree, 'use_ocdbt': False, 'use_zarr3': False, 'custom_metadata': None}
+    content = {'tree_metadata': tree, 'use_zarr3': False, 'custom_metadata': None}  # Orbax looks for `manifest.ocdbt`
     return f'{STATE}/_METADATA', _json(content | {'store_array_data_equal_to_fill_value': True})
 
 

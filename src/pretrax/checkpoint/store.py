@@ -16,8 +16,9 @@ import jax
 from pretrax.checkpoint.agreement import agree, broadcast, gather
 from pretrax.checkpoint.bucket import Bucket
 from pretrax.checkpoint.directory import Directory
+from pretrax.checkpoint.files import File
 from pretrax.checkpoint.keep import Keep
-from pretrax.checkpoint.manifest import Array, DamagedError, File, named_arrays, read_description
+from pretrax.checkpoint.manifest import Array, DamagedError, named_arrays, read_description
 from pretrax.errors import OF_THE_SYSTEM, UnavailableError, UserError
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.connection import BucketError, as_os_error

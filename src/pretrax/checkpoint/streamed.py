@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from pretrax.checkpoint.directory import write_synced
-from pretrax.checkpoint.manifest import STATE, Array, File, partial_directory, publish
+from pretrax.checkpoint.files import File
+from pretrax.checkpoint.manifest import STATE, Array, partial_directory, publish
 from pretrax.checkpoint.pieces import Piece
-from pretrax.checkpoint.state_files import array_metadata, chunk_name, tree_metadata, write_one
+from pretrax.checkpoint.state_files import array_metadata, chunk_name, tree_metadata, write_files
 from pretrax.tables import nested
 
 
@@ -39,7 +40,7 @@ def write_streamed(
     files: dict[str, File] = {}
 
     def write(name: str, values: np.ndarray) -> None:
-        files[name] = write_one(name, values, lambda name, content: write_synced(place / name, content))
+        files.update(write_files(name, [(name, values)], lambda name, content: write_synced(place / name, content)))
 
     for path, array in weights.items():
         rest = array.shape[array.counted :]

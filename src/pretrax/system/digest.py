@@ -7,7 +7,7 @@ import xxhash
 BLOCK = 4 << 20  # bytes read and digested at once; small enough for the CPU cache
 
 
-def digest(stream: io.RawIOBase) -> tuple[int, str]:
+def digest(stream: io.RawIOBase | io.BytesIO) -> tuple[int, str]:
     """Size and XXH3 digest (128 bits, hexadecimal) of the rest of a stream."""
     total, size = xxhash.xxh3_128(), 0
     block = memoryview(bytearray(BLOCK))

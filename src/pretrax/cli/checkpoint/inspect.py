@@ -43,7 +43,7 @@ def inspect(
     for field, (arrays, count, n_bytes) in sums.items():
         print(f'  {field}: {arrays} arrays, {count:,} numbers, {size(n_bytes)}')
     total = sum(file.size for file in manifest.files.values())
-    print(f'  {len(manifest.files)} files, {size(total)}; `pretrax checkpoint verify` compares them with their digests')
+    print(f'  {len(manifest.sizes)} files, {size(total)}; `pretrax checkpoint verify` compares them with their digests')
     if files:
         for name, file in manifest.files.items():
             print(f'  {file.xxh3}  {file.size:>14,}  {name}')

@@ -44,7 +44,7 @@ def list_(run: str = argument('The directory of a run: runs/NAME.', metavar='RUN
                 f'{age(time.time() - file.stat().st_mtime)} ago' if isinstance(file, Path) else '-',
                 '-' if loss is None else f'{loss:.4f}',
                 ', '.join(reasons[step]) or '(deleted next)',
-                f'{len(manifest.files)}, all present',
+                f'{len(manifest.sizes)}, all present',
             )
         )
     print('\n'.join(text_table(rows, left=(len(_HEAD) - 1,), drop=('size', 'written'))))

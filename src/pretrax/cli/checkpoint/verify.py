@@ -27,6 +27,6 @@ def verify(
                 print(f'{place}: DAMAGED')
             else:
                 total = size(sum(file.size for file in manifest.files.values()))
-                print(f'{place}: {len(manifest.files)} files, {total}, all as they were written')
+                print(f'{place}: {len(manifest.sizes)} files, {total}, all as they were written')
     if damaged:
         raise UserError('\n'.join([*damaged[:8], 'train resumes from the newest checkpoint that is not damaged']))
