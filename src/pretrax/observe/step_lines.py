@@ -13,7 +13,7 @@ from typing import Any
 
 from pretrax.errors import Report
 from pretrax.system.atomic import new_file
-from pretrax.system.line_files import read_pieces
+from pretrax.system.line_files import parse_lines, read_pieces
 
 
 class StepLines:
@@ -109,8 +109,8 @@ class StepLines:
         later = torn = 0
         path = self._path
         with new_file(path, sync=True) as kept, path.open('rb') as file:
-            for _, content, records in read_pieces(file):
-                steps = [self._step(record) for record in records]
+            for _, _, content in read_pieces(file):
+                steps = [self._step(record) for record in parse_lines(content)]
                 if all(step is not None and step <= last_step for step in steps) and content.endswith(b'\n'):
                     kept.write(content)
                     continue

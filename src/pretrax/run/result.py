@@ -15,7 +15,7 @@ from pretrax.observe.progress import is_evaluation
 from pretrax.run.setup import Run
 from pretrax.storage.locate import working_directory
 from pretrax.storage.parts import open_joined
-from pretrax.system.line_files import read_pieces
+from pretrax.system.line_files import parse_lines, read_pieces
 from pretrax.train.step import TrainState
 from pretrax.view.record.columns import read_columns
 from pretrax.view.record.verdict import KEYS, verdict_of
@@ -85,13 +85,13 @@ class Result:
         """The newest metrics of an evaluation (True) and of a step, without their times."""
         found: dict[bool, dict[str, Any]] = {True: {}, False: {}}
         with self._lines() as file:
-            for _, content, records in read_pieces(file):
-                lines = [record for record in reversed(records) if isinstance(record, dict)]
-                if b'"val_loss"' in content or b'"task/' in content:
-                    evaluations = (line for line in lines if is_evaluation(line) and is_metrics(line))
-                    found[True] = next(evaluations, found[True])
-                steps = (line for line in lines if 'tokens_per_second' in line and is_metrics(line))
-                found[False] = next((line for line in steps if not is_evaluation(line)), found[False])
+            for _, _, content in read_pieces(file):
+                lines = content.split(b'\n')
+                for kind, texts in _TEXTS.items():
+                    candidates = (line for line in reversed(lines) if any(text in line for text in texts))
+                    records = (record for line in candidates for record in parse_lines(line) if type(record) is dict)
+                    ours = (record for record in records if is_metrics(record) and is_evaluation(record) is kind)
+                    found[kind] = next((one for one in ours if kind or 'tokens_per_second' in one), found[kind])
         return {
             kind: {key: value for key, value in restored(each).items() if key != 'time'} for kind, each in found.items()
         }
@@ -122,4 +122,5 @@ class Result:
         )
 
 
+_TEXTS = {True: (b'"val_loss"', b'"task/'), False: (b'"tokens_per_second"',)}  # of the lines that `_newest` parses
 _LOSSES = {'loss': 'loss', 'validation loss': 'val_loss'}

@@ -20,13 +20,21 @@ NUMBERS = st.one_of(
 VALUES = st.one_of(NUMBERS, NUMBERS, st.booleans(), st.none(), st.text(max_size=4), st.lists(NUMBERS, max_size=2))
 LINES = st.one_of(
     *3
-    * [st.dictionaries(st.sampled_from(['loss', 'mfu', 'note', 'time']), VALUES).map(lambda more: {'step': 3} | more)],
+    * [
+        st.dictionaries(st.sampled_from(['loss', 'lo2ss', 'mfu', 'note', 'time']), VALUES).map(
+            lambda more: {'step': 3} | more
+        )
+    ],
     st.just({'step': 4, 'loss': None, 'nonfinite': {'loss': '-inf'}}),
 ).map(lambda record: json.dumps(record).encode())
 FOREIGN = [
     b'{"step": 5, "loss": 1.', b'{"step": 5', b'17', b'{"loss": 2}', b'{"step": true}', b'{"step": 1}, {"step": 2}', b'', b' ',
     b'{"step": 6,\r"loss": 3}', b'{"step": 7, "loss": 1, "loss": 2}', b'\xff', b'{"step": 8, "nonfinite": 1}',
     b'{"step": 9, "note": "\\ud800", "loss": 4}', b'[' * 100_000,
+    b'{"st1ep": 2, "loss": 3}', b'1{"step": 2, "loss": 3}', b'{"step": 2, "loss": 3}4', b'{"step": 2 5, "loss": 3}',
+    b'{"step": 2, "loss": }', b'{"step": 2, "loss":- 3}', b'{"step": 2, "loss": 03}', b'{"step": 2, "loss": -}', b'{"step": 2, "loss": 3-4}',
+    b'{"step": 2.0, "loss": 3}', b'{"step": 2, "loss": 3E2}', b'{"step": 2, "loss": 1e999}', b'{"loss": 3, "step": 2}',
+    b'{"step": 2, "Loss": 3e-05}', b'{"step": 2, "l-e-oss": 3}', b'{"step": 2, "loss": 3,}', b'{"step": 2, "lo\tss": 3}',
 ]  # fmt: skip
 
 

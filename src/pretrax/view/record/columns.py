@@ -6,18 +6,24 @@ lines needs little memory.
 
 import dataclasses
 import io
+import re
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import pydantic_core
 
 from pretrax.errors import Report
 from pretrax.observe.metrics import is_metrics, open_metrics, restored
 from pretrax.storage import AnyPath
-from pretrax.system.line_files import Line, not_a_record, read_pieces
+from pretrax.system.line_files import Line, not_a_record, parse_lines, read_pieces
 
+_IN_NUMBERS = b'0123456789.+-E'
+_SEPARATED = bytes.maketrans(b'}\n', b' ,')
+_DROPPED = bytes({*range(256)} - {*_IN_NUMBERS, *b', }\n'})
+_SHAPE = re.compile(rb'\{"[A-Za-z_/]+": (, "[A-Za-z_/]+": )*\}')  # of a line, without the characters of numbers
 MOST = 1 << 17  # numbers of a curve; more are thinned to at most a quarter of them
 
 
@@ -97,19 +103,23 @@ def read_columns(
         skip: receives each line that is not a line of metrics, except an incomplete last one.
     """
     columns: dict[str, _Growing] = defaultdict(_Growing)
+    wanted = None if keys is None else {'step', 'time', *keys}
     count = skipped = 0
-    for first, content, records in (piece for file in files for piece in read_pieces(file)):
-        if not _are_plain(records):
-            texts, values, records = io.BytesIO(content).readlines(), records, []
-            for number, (text, record) in enumerate(zip(texts, values, strict=True), first):
-                if type(record) is dict and is_metrics(record) and abs(record['step']) < 2**62:
-                    records.append(restored(record))
-                elif text.endswith(b'\n') and not text.isspace():
-                    skipped += 1
-                    skip(Line(number, text, None))
-        for key, lines, values in _columns_of(records, count, keys):
-            columns[key].add(lines, values, exact is None or key in {'step', 'time', *exact})
-        count += len(records)
+    for first, n_lines, content in (piece for file in files for piece in read_pieces(file)):
+        tables, others = _read_alike(content, n_lines, wanted)
+        texts = content.removesuffix(b'\n').split(b'\n') if others else []
+        records = dict(zip(others, parse_lines(b''.join(texts[place] + b'\n' for place in others)), strict=False))
+        foreign = [place for place, record in records.items() if not _is_ours(record)]
+        for place in foreign:
+            del records[place]
+            if texts[place].strip() and (place < len(texts) - 1 or content.endswith(b'\n')):
+                skipped += 1
+                skip(Line(first + place, texts[place], None))
+        for places, numbers in (*tables, *_numbers_of(records, wanted)):
+            lines = count + places - np.searchsorted(foreign, places)
+            for key, values in numbers.items():
+                columns[key].add(lines, values, exact is None or key in {'step', 'time', *exact})
+        count += n_lines - len(foreign)
     steps = columns.pop('step', _Growing()).whole(count, 0).astype(np.int64)
     times = columns.pop('time', _Growing()).whole(count, np.nan)
     found: dict[str, Column] = {}
@@ -184,46 +194,61 @@ class _Growing:
         return found
 
 
-def _are_plain(records: Sequence[Any]) -> bool:
-    """Whether all are lines of metrics, and all their numbers are finite."""
-    try:
-        steps = [record['step'] for record in records]
-    except (KeyError, TypeError):
-        return False
-    are_whole = set(map(type, steps)) == {int} and max(map(abs, steps)) < 2**62
-    return are_whole and not any('nonfinite' in record for record in records)
+def _is_ours(record: Any) -> bool:
+    return type(record) is dict and is_metrics(record) and abs(record['step']) < 2**62
 
 
-def _columns_of(
-    records: Sequence[dict[str, Any]], first: int, wanted: Collection[str] | None
-) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """The keys of records, each with the lines that have a number, int64 from `first` on, and these numbers, float64.
+type _Table = tuple[np.ndarray, dict[str, np.ndarray]]  # places of lines in a piece, and their numbers by key, float64
 
-    A key comes several times if its records have different keys.
+
+def _read_alike(content: bytes, count: int, wanted: Collection[str] | None) -> tuple[list[_Table], list[int]]:
+    """The numbers of the lines that are written as a training writes them, and the places of all other lines.
+
+    Without the characters of numbers, lines of the same keys are the same text. So their keys are read once, and their
+    numbers as one array of JSON, several times faster than the lines. Text is no number, and null is none.
     """
-    of_keys: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for number, record in enumerate(records):
-        of_keys[tuple(record)].append(number)
-    for keys, numbers in of_keys.items():
-        lines = first + np.array(numbers, np.int64)
-        for key, values in zip(
-            keys, zip(*map(dict.values, map(records.__getitem__, numbers)), strict=True), strict=True
-        ):
-            if wanted is not None and key not in ('step', 'time') and key not in wanted:
-                continue
-            numeric, where = _numbers(values)
-            if len(numeric):
-                yield key, lines if where is None else lines[where], numeric
+    text = content.removesuffix(b'\n')
+    for sign in (b'-', b'+'):
+        text = text.replace(b'e' + sign, b'E' + sign) if sign in text else text
+    shapes = text.translate(None, _IN_NUMBERS)
+    shape = shapes.partition(b'\n')[0]
+    alike: dict[bytes, tuple[list[int] | range, bytes]] = {shape: (range(count), text)}
+    if shapes + b'\n' != (shape + b'\n') * count:
+        places, lines = defaultdict(list), text.split(b'\n')
+        for place, shape in enumerate(shapes.split(b'\n')):
+            places[shape].append(place)
+        alike = {shape: (at, b'\n'.join(map(lines.__getitem__, at))) for shape, at in places.items()}
+    tables, others = list[_Table](), list[int]()
+    for shape, (at, lines) in alike.items():
+        numbers = _read_numbers(shape, lines, wanted)
+        if numbers is None:
+            others += at
+        else:
+            tables.append((np.array(at), numbers))
+    return tables, sorted(others)
 
 
-def _numbers(values: tuple[Any, ...]) -> tuple[np.ndarray, list[int] | None]:
-    """The numbers among these values, float64, and their indices; None if all are numbers."""
-    try:
-        found = np.frombuffer(array('d', values))
-    except (TypeError, OverflowError):
-        pass
-    else:
-        if not ((found == 0) | (found == 1)).any() or bool not in map(type, values):
-            return found, None
-    where = [index for index, value in enumerate(values) if type(value) in (float, int)]
-    return np.array([float(str(values[index])) for index in where], np.float64), where  # an integer may be beyond f64
+def _read_numbers(shape: bytes, lines: bytes, wanted: Collection[str] | None) -> dict[str, np.ndarray] | None:
+    """{key: numbers} of lines of a shape; None if they are not lines of metrics with nothing but finite numbers."""
+    keys = re.findall('"(.*?)"', shape.decode()) if _SHAPE.fullmatch(shape) else ()
+    if 'step' not in keys or len({*keys, 'nonfinite'}) <= len(keys):
+        return None
+    try:  # a comma is between two numbers; a digit elsewhere makes two without one
+        values = pydantic_core.from_json(b'[%b]' % lines.translate(_SEPARATED, _DROPPED))
+        columns = {key: values[place :: len(keys)] for place, key in enumerate(keys)}
+        if set(map(type, columns['step'])) != {int} or max(map(abs, columns['step'])) >= 2**62:
+            return None
+        return {key: np.frombuffer(array('d', columns[key])) for key in keys if wanted is None or key in wanted}
+    except (ValueError, OverflowError):
+        return None
+
+
+def _numbers_of(records: Mapping[int, dict[str, Any]], wanted: Collection[str] | None) -> Iterator[_Table]:
+    """The numbers of lines of metrics, by their place."""
+    found: dict[str, dict[int, float]] = defaultdict(dict)
+    for place, record in records.items():
+        for key, value in restored(record).items():
+            if type(value) in (float, int) and (wanted is None or key in wanted):
+                found[key][place] = value if type(value) is float else float(str(value))  # it may be beyond f64
+    for key, numbers in found.items():
+        yield np.array([*numbers]), {key: np.array([*numbers.values()])}
