@@ -4,8 +4,8 @@
 
 The keys are those of pretrax's configuration, such as precision.compute=f32. The first model is nanoGPT's for CPUs: 4
 layers, 128 wide, 4 heads, 64 tokens, batches of 12, no dropout. The second has GPT-2's vocabulary instead of 65
-characters; the others are larger, longer, Llama and Mixtral (`MODELS`). All sides start from the same weights and read
-the same batches. Their first losses must agree before timing starts. Then they take turns.
+characters; the others are larger, longer, or of other families (`MODELS`). All sides start from the same weights and
+read the same batches. Their first losses must agree before timing starts. Then they take turns.
 
 The machine must be quiet: PyTorch's threads wait for each other actively, so they lose far more than XLA's on cores
 that other programs use. The benchmark measures how busy the cores are while all sides sleep, and reports it with the
@@ -72,11 +72,14 @@ class Model:
     kv_heads: int | None = None  # None: as many as heads
     feed_forward: int | None = None  # None: that of the family
     experts: int = 0  # of which a token has two
+    mixer: str | None = None  # 'delta' or 'mamba': layers with a state in the place of attention
 
     def __str__(self) -> str:
-        more = f', {self.kv_heads} for keys' * (self.kv_heads is not None) + f', {self.experts} experts' * (
-            self.experts > 0
-        )
+        more = ''.join([
+            f', {self.kv_heads} for keys' * (self.kv_heads is not None),
+            f', {self.experts} experts' * (self.experts > 0),
+            f', {self.mixer} layers' * (self.mixer is not None),
+        ])  # fmt: skip
         return (
             f'{self.family}, {self.n_layers} layers, {self.width} wide, {self.heads} heads{more}, L = {self.length}, '
             f'B = {self.rows}, V = {self.vocab_size:,}'
@@ -85,7 +88,11 @@ class Model:
     def options(self) -> dict[str, Any]:
         """The section `model` of pretrax's configuration."""
         sizes: dict[str, Any] = {'family': self.family, 'n_layers': self.n_layers, 'd_model': self.width}
-        sizes['attention'] = {'n_heads': self.heads} | ({'n_kv_heads': self.kv_heads} if self.kv_heads else {})
+        if self.mixer:
+            sizes['layer_types'] = [self.mixer]
+            sizes['recurrent'] = {'n_heads': self.heads, 'n_key_heads': self.kv_heads}
+        else:
+            sizes['attention'] = {'n_heads': self.heads, 'n_kv_heads': self.kv_heads}
         if self.feed_forward:
             sizes['feed_forward'] = {'d_ff': self.feed_forward}
         if self.experts:
@@ -101,6 +108,8 @@ MODELS = {
     'long': Model(4, 256, 4, 4096, 1, 4_096),
     'llama': Model(12, 768, 12, 512, 1, 32_000, 'llama', 4, 2_048),
     'experts': Model(4, 256, 4, 512, 4, 4_096, 'mixtral', 2, 896, 8),
+    'mamba2': Model(4, 256, 8, 512, 4, 4_096, 'mamba2', 1, mixer='mamba'),
+    'delta': Model(4, 256, 4, 512, 4, 4_096, 'llama', 2, 704, mixer='delta'),
     'gpt2-124m': Model(12, 768, 12, 512, 1, 50_257),
 }
 

@@ -1,4 +1,4 @@
-"""The PyTorch side of cpu.py: trains the same GPT-2, Llama or Mixtral in turns. It needs a Python with PyTorch.
+"""The PyTorch side of cpu.py: trains the same model in turns. It needs a Python with PyTorch.
 
 It is written as a careful PyTorch user would write it for a CPU: one product for q, k and v, fused attention, fused
 AdamW, gradients set to None. It reads numbers of seconds from standard input, one per line, trains that long, and
