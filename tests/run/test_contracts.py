@@ -10,7 +10,7 @@ from pretrax.errors import UserError
 from runs import Quiet, write_yaml
 
 MODEL = """
-import jax
+import jax, numpy as np
 from jax import numpy as jnp, random, tree
 from pretrax import register, shardlib
 from pretrax.model.base import Model
@@ -62,6 +62,7 @@ class Mine(Source):
     vocab_size = 128
     tokenizer = Tokenizer()
     draw = np.random.default_rng()
+    kept = np.zeros(1000, np.int32)
 
     def __init__(self, request):
         self.length = request.sequence_length
@@ -133,6 +134,8 @@ _MODEL = [
     ('batch.tokens)', 'batch.token)', 'terms = loss_terms', 'raised AttributeError'),
     ("x = shardlib.psum('t', x)", "x = jnp.cumsum(shardlib.psum('t', x)[:, ::-1], 1)[:, ::-1]", 'def loss', 'causal'),
     ('return terms', "return {'nll': (terms['nll'][0] / 0, terms['nll'][1])}", 'def loss', 'a finite loss'),
+    ('random.normal(key, w.shape)', 'np.random.randn(*w.shape).astype(np.float32)', 'def init', 'called twice'),
+    ("'V': request.vocab_size", "'V': 64", 'def logits', '64 columns over mesh.t'),
 ]
 _DATA = [
     ('class Mine(Source)', 'class Mine', '@register', 'expected a data source'),
@@ -145,6 +148,14 @@ _DATA = [
     ('return batch\n', 'return batch._replace(tokens=batch.tokens + 0.5)\n', 'def batch', '.astype(np.int32)'),
     ('return batch\n', 'return batch._replace(mask=batch.mask > 0)\n', 'def batch', '.astype(np.float32)'),
     ('return batch\n', 'return batch._replace(mask=batch.mask - 2)\n', 'def batch', 'mask of a batch has -'),
+    ('return batch\n', 'return batch._replace(mask=batch.mask * 0)\n', 'def batch', 'is 0 everywhere'),
+    (
+        'return batch\n',
+        'self.kept[: batch.tokens.size] = batch.tokens.ravel()\n        return batch._replace(tokens='
+        'self.kept[: batch.tokens.size].reshape(batch.tokens.shape))\n',
+        'def batch',
+        'changes an earlier one',
+    ),
     ('return batch\n', 'return None\n', 'def batch', 'a batch is None'),
     ('return batch\n', 'return batch._asdict()\n', 'def batch', 'a batch is a dict with the keys'),
     ('return batch\n', 'return batch[:3]\n', 'def batch', 'such as pack_rows returns'),
@@ -186,6 +197,8 @@ _SCHEDULE = [
     ('return multiplier', 'return multiplier, step', 'def rate', 'the schedule returned a tuple'),
     ('return multiplier', 'return jnp.ones(2)', 'def rate', 'the schedule returned float32[2]'),
     ('return multiplier', 'return multiplier - 0.8', 'def rate', 'for step 3'),
+    ('return multiplier', 'return 3e-4 * multiplier', 'def rate', 'returned 0.0003 at most'),
+    ('return multiplier', 'return 0.0', 'def rate', 'returned 0 at most'),
     ('return multiplier', 'return step / (steps - 1 - step)', 'def rate', 'returned inf for step 5'),
     ('return multiplier', 'return 1.0 if step < 2 else 0.5', 'return 1.0', 'raised TracerBoolConversionError'),
 ]

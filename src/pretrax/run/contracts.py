@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _WIDEST, _MOST_LINES = 160, 6  # of the message of an exception
 _CHECKED_ROWS = 4  # of a batch, before training
+_LEAST_PEAK, _LEAST_UNIT = 0.01, 0.1  # of a multiplier of the learning rate, and of a learning rate that is a unit
 
 
 class PluginError(UserError):
@@ -149,8 +150,11 @@ def _check_members(component: Component, model: Model) -> None:
         component.require(is_own, f'{name} has no {method}', f'a method {signature}')
 
 
-def check_schedule(name: str, schedule: Callable[[Any], Any], steps: int) -> None:
-    """Raises UserError if a user's schedule is not finite and at least 0 at the first, a middle and the last step."""
+def check_schedule(name: str, schedule: Callable[[Any], Any], steps: int, learning_rate: float) -> None:
+    """Raises UserError if a user's schedule is not finite and at least 0 at some steps, or has learning rates.
+
+    A learning rate of 0.1 and more may be a unit: the schedule has then all of it.
+    """
     component = Component.registered('schedule', name)
     if not component:
         return
@@ -158,10 +162,15 @@ def check_schedule(name: str, schedule: Callable[[Any], Any], steps: int) -> Non
     with component.running('the schedule', schedule):
         value = _traced(schedule, jax.ShapeDtypeStruct((), jnp.int32))
         component.require(_is_scalar(value), f'the schedule returned {describe(value)}', expected, schedule)
-        for step in sorted({0, steps // 2, steps - 1}):
-            value = float(jax.jit(schedule)(jnp.int32(step)))
+        compiled, largest = jax.jit(schedule), 0.0
+        for step in np.unique(np.linspace(0, steps - 1, 9, dtype=np.int32)):
+            value = float(compiled(step))
             is_right = 0 <= value < math.inf
             component.require(is_right, f'the schedule returned {value} for step {step}', expected, schedule)
+            largest = max(largest, value)
+        expected = 'a multiplier of optimizer.learning_rate, such as 1.0 at the peak: divide by the peak'
+        is_share = largest >= _LEAST_PEAK or learning_rate >= _LEAST_UNIT
+        component.require(is_share, f'the schedule returned {largest:.3g} at most', expected, schedule)
 
 
 def check_init(name: str, model: Model) -> None:
@@ -179,6 +188,10 @@ def check_init(name: str, model: Model) -> None:
     for path, leaf in leaves_with_path(weights):
         found = f'init returned weights{keystr(path)} as {describe(leaf)}'
         component.require(leaf.dtype == jnp.float32, found, 'weights in float32', model.init)
+    one, other = (jax.make_jaxpr(model.init)(jax.eval_shape(lambda: jax.random.key(0))).consts for _ in range(2))
+    is_same = len(one) == len(other) and all(map(np.array_equal, one, other))
+    expected = 'random numbers of its key only, such as jax.random.normal(key, shape): other processes draw the same'
+    component.require(is_same, 'init, called twice, returned different weights', expected, model.init)
 
 
 def check_run(run: 'Run') -> None:
@@ -197,6 +210,7 @@ def check_run(run: 'Run') -> None:
     with jax.set_mesh(run.mesh), contextlib.ExitStack() as stack:
         if others[2] and not isinstance(model, AutomaticModel):
             _check_loss(others[2], run)
+            _check_logits(others[2], run)
         if others[1] and not isinstance(run.recipe.optimizer, ScheduleFree):
             _check_update(others[1], run)
         for component in others:  # the model last: an error without a line of the user is most likely of its loss
@@ -274,7 +288,12 @@ def _check_source(component: Component, run: 'Run') -> None:
         return batch
 
     is_equal, numbers = functools.partial(np.array_equal, equal_nan=True), (0, run.steps - 1)
-    before = [read(number) for number in numbers]
+    read_and_copied = [(batch := read(number), HostBatch(*map(np.copy, batch))) for number in numbers]
+    before = [copied for _, copied in read_and_copied]
+    is_same = all(is_equal(*arrays) for pair in read_and_copied for arrays in zip(*pair, strict=True))
+    component.require(is_same, 'reading a batch changes an earlier one', 'new arrays for each batch', code)
+    is_learned = any((batch.mask > 0).any() for batch in before)
+    component.require(is_learned, f'the mask of batches {numbers} is 0 everywhere', 'a token to learn', code)
     expected = 'a pure function of the seed, the step and the row: np.random.default_rng((request.seed, step, row))'
     for number, batch in zip(numbers, before, strict=True):
         is_same = all(map(is_equal, batch, read(number)))
@@ -352,6 +371,26 @@ def _check_loss(component: Component, run: 'Run') -> None:
     found = f'loss has the terms {summed}, but denominators(batch) has {sorted(counts)}'
     expected = 'the same terms\ndefine denominators(batch), with the denominator of each term, from the batch'
     component.require(summed == sorted(counts), found, expected, code)
+
+
+def _check_logits(component: Component, run: 'Run') -> None:
+    """Raises PluginError if the logits of a user's model have fewer columns than there are tokens."""
+    model, code, returned = run.recipe.model, type(run.recipe.model).logits, []
+    if _file_and_line(code)[0] != _file_and_line(component.factory)[0]:  # a part of the decoder, whose logits are ours
+        return
+    weights_type: Any = model.Weights
+
+    @typed_shard_map
+    def trace(weights: weights_type, batch: Batch) -> dict[str, f32['']]:
+        returned.append(model.logits(weights, batch.tokens))
+        return {}
+
+    with component.running('logits', code):
+        jax.eval_shape(lambda weights, batch: trace(on_device(weights), batch), run.like.weights, run.abstract_batch())
+    columns = getattr(returned[-1], 'shape', (0,))[-1] * run.mesh.shape['t']
+    found = f'logits returned {describe(returned[-1])} on each device: {columns} columns over mesh.t'
+    expected = f'num[B/r/d/e L/c V/t], a column for each of {run.source.vocab_size} tokens: V = request.vocab_size'
+    component.require(columns >= run.source.vocab_size, found, expected, code)
 
 
 def _check_update(component: Component, run: 'Run') -> None:

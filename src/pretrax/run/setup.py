@@ -300,7 +300,7 @@ def check_setup(config: RunConfig, hardware: Hardware | None = None, vocab_size:
     mesh = resolve_mesh(config.mesh.plain(), hardware.count, hardware.platform, hardware.slices)
     check_batch(config.batch, mesh)
     dtype = _compute_dtype(config.precision.compute, hardware)[0]
-    _build_schedule(config.schedule, config.steps)
+    _build_schedule(config.schedule, config.steps, config.optimizer.learning_rate)
     build_component('optimizer', config.optimizer)
     if (config.model.name == DEFAULTS['model'] and config.distill is None) or vocab_size is not None:
         for size in config.batch.sizes.values():
@@ -480,31 +480,32 @@ def _checked_model(
     return model
 
 
-def _build_schedule(section: Any, steps: int) -> Callable[[Any], Any]:
+def _build_schedule(section: Any, steps: int, learning_rate: float) -> Callable[[Any], Any]:
     schedule = build_component('schedule', section, steps)
-    check_schedule(section.name, schedule, steps)
+    check_schedule(section.name, schedule, steps, learning_rate)
     return schedule
 
 
 def build_recipe(config: RunConfig, model: Any, accumulation: int) -> Recipe:
     """The parts of a step of `accumulation` passes that a configuration chooses."""
-    schedule, precision = _build_schedule(config.schedule, config.steps), config.precision
+    precision, optimizer = config.precision, config.optimizer
+    schedule = _build_schedule(config.schedule, config.steps, optimizer.learning_rate)
     return Recipe(
         model=model,
-        optimizer=build_component('optimizer', config.optimizer, model.matrix_dimensions),
-        rate=lambda step: config.optimizer.learning_rate * schedule(step),
-        weight_decay=config.optimizer.weight_decay,
-        no_decay=config.optimizer.no_decay,
-        clip_norm=config.optimizer.clip_norm,
+        optimizer=build_component('optimizer', optimizer, model.matrix_dimensions),
+        rate=lambda step: optimizer.learning_rate * schedule(step),
+        weight_decay=optimizer.weight_decay,
+        no_decay=optimizer.no_decay,
+        clip_norm=optimizer.clip_norm,
         accumulation=accumulation,
         seed=config.seed,
         offload=(*config.memory.offload, *(['ema'] if 'optimizer' in config.memory.offload else [])),
-        width_power=_width_power(config.optimizer.name, model),
-        groups=_groups(config.optimizer),
-        cautious_decay=config.optimizer.cautious_decay,
-        ema_decay=config.optimizer.ema_decay,
+        width_power=_width_power(optimizer.name, model),
+        groups=_groups(optimizer),
+        cautious_decay=optimizer.cautious_decay,
+        ema_decay=optimizer.ema_decay,
         loss_scale=LossScale(precision.loss_scale, precision.loss_scale_steps) if precision.compute == 'fp16' else None,
-        section=config.optimizer,
+        section=optimizer,
         spike=config.faults.spike,
     )
 
