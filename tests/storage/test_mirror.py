@@ -227,6 +227,18 @@ def test_files_and_parts_are_found(bucket, remote, tmp_path):
     assert json.loads(content(remote / 'metrics.jsonl')) == 1
 
 
+def test_a_log_is_read_as_it_was_when_it_was_opened_and_a_few_parts_at_once(bucket, remote):
+    parts = [os.urandom(PART) for _ in range(40)] + [b'old']
+    for number, part in enumerate(parts):
+        bucket.put(f'runs/a/metrics.jsonl/{number:06}', part)
+    bucket.requests.clear()
+    with open_joined(remote / 'metrics.jsonl') as file:
+        bucket.put('runs/a/metrics.jsonl/000040', b'replaced')
+        start = file.read(PART // 2)
+        assert sum(method == 'GET' for method, _ in bucket.requests) < 20
+        assert start + file.read() == b''.join(parts)
+
+
 def test_after_a_removed_lock_a_machine_takes_the_lines_of_its_successor(tmp_path, mirrored, remote):
     """The lease of its successor counted from 1 again; the lines of 30 steps were erased."""
     mine, other = tmp_path / 'mine', tmp_path / 'other'

@@ -21,7 +21,7 @@ from pretrax.storage.bucket_path import BucketPath
 from pretrax.storage.index import Entries, Guard, Index
 from pretrax.storage.lease import Lease
 from pretrax.storage.parts import PART, parts_of
-from pretrax.system.atomic import write_file
+from pretrax.system.atomic import new_file, write_file
 from pretrax.system.line_files import read_lines
 
 EVERY = 10.0  # seconds between uploads
@@ -82,18 +82,29 @@ class Mirror:
             elif log in self._copied:  # a process was killed before it had uploaded the first part
                 logs.remove(log)
         if not lease.previous or self._state.get('token') != lease.previous:
-            contents = {log: [part.read_bytes() for part in parts_of(self._remote / log)] for log in logs}
-            small = [name for name in names if name not in logs and '.jsonl/' not in name and _FETCHED.fullmatch(name)]
-            contents |= {name: [(self._remote / name).read_bytes()] for name in small}
-            for file, parts in contents.items():
-                content, here = b''.join(parts), self._local / file
-                if file in logs:
-                    self._uploaded[file] = _Uploaded((0, 0, 0), [_digest(part) for part in parts])
-                if file == 'attempts.jsonl' and here.is_file():
-                    content = merged(content, here.read_bytes())
-                write_file(here, content)
+            for log in logs:
+                self._fetch_log(log)
+            for name in names:
+                if name not in logs and '.jsonl/' not in name and _FETCHED.fullmatch(name):
+                    write_file(self._local / name, (self._remote / name).read_bytes())
         self._state['token'] = lease.token
         self._write_state()
+
+    def _fetch_log(self, log: str) -> None:
+        here, digests = self._local / log, list[bytes]()
+
+        def contents() -> Iterator[bytes]:
+            for part in parts_of(self._remote / log):
+                content = part.read_bytes()
+                digests.append(_digest(content))
+                yield content
+
+        if log == 'attempts.jsonl' and here.is_file():
+            write_file(here, merged(b''.join(contents()), here.read_bytes()))
+        else:
+            with new_file(here) as file:
+                file.writelines(contents())
+        self._uploaded[log] = _Uploaded((0, 0, 0), digests)
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a small file in the bucket only. Raises LostError or OSError."""

@@ -7,31 +7,62 @@ disk.
 """
 
 import io
+import itertools
 import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from pretrax.storage.index import INDEX, read_entries
 from pretrax.storage.locate import AnyPath
-from pretrax.system.atomic import write_file
+from pretrax.system.atomic import new_file
 
 PART = 512 * 1024  # bytes
+_AT_ONCE = 8  # parts that are fetched together: a bucket answers slowly
 _JOINED = '.joined'  # suffix of a file that is about to replace its parts
 
 
 def open_joined(path: AnyPath) -> BinaryIO:
-    """Opens a file, or the parts of one in a bucket.
+    """Opens a file, or the parts of one in a bucket, which are read when they are needed.
 
     Raises:
         FileNotFoundError: there is neither.
-        OSError: it cannot be read.
+        OSError: it cannot be read. Reading raises it too.
     """
     if isinstance(path, Path) and not path.is_dir():
         return path.open('rb')
     parts = parts_of(path)
     if not parts:
         return io.BytesIO(path.read_bytes())
-    return io.BytesIO(b''.join(part.read_bytes() for part in parts))
+    return io.BufferedReader(_Parts(parts))
+
+
+class _Parts(io.RawIOBase):
+    """Parts one after another. A few are held at once, and the last one, which another may replace meanwhile."""
+
+    def __init__(self, parts: Sequence[AnyPath]):
+        self._contents = itertools.chain(_contents(parts[:-1]), [parts[-1].read_bytes()])
+        self._rest = memoryview(b'')
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            content = next(self._contents, None)
+            if content is None:
+                return 0
+            self._rest = memoryview(content)
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+
+def _contents(parts: Sequence[AnyPath]) -> Iterator[bytes]:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for some in itertools.batched(parts, _AT_ONCE):
+            yield from pool.map(lambda part: part.read_bytes(), some)
 
 
 def parts_of(path: AnyPath) -> list[AnyPath]:
@@ -57,6 +88,7 @@ def join_copied(directory: Path) -> None:
     for log in {part.parent for part in copied} | unfinished:
         joined = log.with_name(log.name + _JOINED)
         if log not in unfinished:
-            write_file(joined, b''.join(part.read_bytes() for part in parts_of(log)))
+            with open_joined(log) as parts, new_file(joined) as whole:
+                shutil.copyfileobj(parts, whole)
         shutil.rmtree(log, ignore_errors=True)
         joined.rename(log)
