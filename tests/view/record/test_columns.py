@@ -71,6 +71,7 @@ def test_pieces_have_the_numbers_of_the_lines(lines, end, piece):
     expected, skipped = one_by_one(content)
     found = {key: list(zip(one.lines.tolist(), one.values.tolist(), strict=True)) for key, one in columns.items()}
     assert found == expected
+    assert sorted(found, key=lambda key: found[key][0][0]) == list(found), 'by their first line'
     assert columns.skipped == skipped
 
 

@@ -115,7 +115,7 @@ def read_columns(
             if texts[place].strip() and (place < len(texts) - 1 or content.endswith(b'\n')):
                 skipped += 1
                 skip(Line(first + place, texts[place], None))
-        for places, numbers in (*tables, *_numbers_of(records, wanted)):
+        for places, numbers in sorted([*tables, *_numbers_of(records, wanted)], key=lambda table: table[0][0]):
             lines = count + places - np.searchsorted(foreign, places)
             for key, values in numbers.items():
                 columns[key].add(lines, values, exact is None or key in {'step', 'time', *exact})
