@@ -24,9 +24,10 @@ from pretrax.observe.trackers.base import Shown, Tracker
 from pretrax.observe.trackers.thread import FLUSH_SECONDS, TrackerThread
 from pretrax.storage import AnyPath, locate
 from pretrax.storage.parts import open_joined
-from pretrax.system.line_files import append_record, not_a_record, read_lines
+from pretrax.system.line_files import append_record, not_a_record, parse_lines, read_lines, read_pieces
 
 EVALUATIONS = 'evaluations.jsonl'
+_NUMBERS = (int, float)
 _OF_A_LINE = ('step', 'time')  # numbers that say when a line was written
 
 
@@ -146,19 +147,22 @@ def open_metrics(path: AnyPath) -> Iterator[BinaryIO]:
 
 def _numbers(record: Mapping[str, Any]) -> TrackerLine:
     """What trackers receive of a line: numbers, not null and not text."""
-    numbers = {key: value for key, value in record.items() if isinstance(value, int | float) and key not in _OF_A_LINE}
+    numbers = {key: value for key, value in record.items() if isinstance(value, _NUMBERS)}
+    for key in _OF_A_LINE:
+        numbers.pop(key, None)
     return TrackerLine(record['step'], numbers, record.get('time') or time.time())
 
 
 def _past(path: pathlib.Path, size: int) -> Iterator[TrackerLine]:
     """The lines in the first bytes of a file, read when they are needed."""
     with path.open('rb') as file:
-        for line in read_lines(file, is_metrics):
-            size -= len(line.text)
-            if size < 0:  # written by this process
+        for _, _, content in read_pieces(file):
+            for record in parse_lines(content[:size]):
+                if type(record) is dict and is_metrics(record):
+                    yield _numbers(restored(record))
+            size -= len(content)
+            if size <= 0:  # what follows was written by this process
                 return
-            if line.record is not None:
-                yield _numbers(restored(line.record))
 
 
 def is_metrics(record: dict[str, Any]) -> bool:

@@ -175,7 +175,7 @@ def _rows(curves: Sequence[Curve], fields: Sequence[str], places: str, half_life
             columns[places][here] = one.x
         if half_life:
             columns[f'{one.key} smoothed'][here] = smoothed(one.steps, one.values, half_life)
-    for step, *numbers in zip(steps, *columns.values(), strict=True):
+    for step, *numbers in zip(*map(memoryview, (steps, *columns.values())), strict=True):
         yield curves[0].run, step, *('' if number != number else number for number in numbers)
 
 
