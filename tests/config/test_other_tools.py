@@ -297,6 +297,9 @@ def test_every_name_leads_to_a_key_that_exists_and_is_no_key_itself():
         (['tokenize', 'x'], 'did you mean: pretrax data tokenize x'),
         (['evaluate', 'x'], 'pretrax eval RUN'),
         (['help', 'trian'], 'pretrax train'),
+        (['launch', 'k8s', 'quickstart'], 'pretrax launch kubernetes CONFIG'),
+        (['launch', 'sbatch', 'quickstart'], 'pretrax launch slurm CONFIG'),
+        (['torchrun', 'quickstart'], 'pretrax launch local CONFIG'),
     ],
     ids=lambda value: ' '.join(value) if isinstance(value, list) else '',
 )

@@ -58,6 +58,9 @@ def _trained(run):
 REFUSALS = [
     (_nothing, 'init_from=runs/nope', 'neither a checkpoint nor a run'),
     (_nothing, 'init_from=gpt2', 'write init_from=hf:gpt2'),
+    (_nothing, 'init_from=allenai/OLMo-2-0425-1B', 'write init_from=hf:allenai/OLMo-2-0425-1B'),
+    (_nothing, 'data.text=wikitext', 'is written hf:wikitext'),
+    (_nothing, 'data.text=allenai/c4', 'is written hf:allenai/c4'),
     (_nothing, 'init_from.path=runs/nope  init_from.partial=true', 'neither a checkpoint nor a run'),
     (_nothing, 'distill.teacher=runs/nope', 'neither a checkpoint nor a run'),
     (_nothing, 'distill.cache=cache/nope', 'cache/nope'),

@@ -210,6 +210,7 @@ def test_numbers_that_are_not_finite_are_reported(values, tmp_path):
         ({'init_from': 'hf:/nowhere', 'model': {}}, 'neither a directory nor the id of a hub repository'),
         ({'init_from': 'nowhere', 'model': {}}, 'nowhere is neither a checkpoint nor a run with one'),
         ({'init_from': str(GOLDENS / 'llama2'), 'model': {}}, 'write init_from=hf:'),
+        ({'init_from': str(GOLDENS / 'llama-2'), 'model': {}}, 'nor a run with one\nfound: '),
     ],
 )
 def test_what_does_not_fit_is_refused(values, changes, message):

@@ -102,8 +102,8 @@ def _no_verb(command: str, args: Sequence[str]) -> str:
     from pretrax.config.other_tools import other_tools
 
     given, here = args[0], tuple(command.split()[1:])
-    if not here and (meant := other_tools().verbs.get(given)):
-        return f'pretrax has no verb {given!r}\n  {meant}'
+    if meant := other_tools().verbs.get(' '.join((*here, given))):
+        return f'{command} has no verb {given!r}\n  {meant}'
     if not here and Path(given).suffix in ('.yaml', '.yml'):
         return f'{given} is a configuration, not a verb\n  did you mean: {" ".join([command, "train", *args])}'
     every = list(_commands(ROOT))

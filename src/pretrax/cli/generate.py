@@ -17,7 +17,7 @@ from pretrax.weights.loaded import LoadedModel, check_dtype
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     path: str = argument('runs/NAME, a checkpoint in it, or a Hugging Face directory.', metavar='MODEL')
-    prompt: tuple[str, ...] = option('Text to continue; may be repeated.', default=())
+    prompt: tuple[str, ...] = option('Text to continue; may be repeated.', '-p', default=())
     prompts: str | None = option('Lines with "prompt" or "messages"; needs --out.', metavar='FILE.jsonl')
     out: str | None = option('File for the answers to --prompts, in the same order.', metavar='FILE.jsonl')
     chat: bool = option('Talk to the model; /quit ends, /reset starts again.', default=False)

@@ -150,6 +150,8 @@ def _open_named(place: str, key: str) -> SavedModel:
     try:
         return open_saved(path)
     except UserError as error:
-        is_hub = not path.exists() or (path / 'config.json').is_file()
-        hint = f'\nfor a Hugging Face checkpoint write {key}={HF}{place}' if is_hub else ''
+        is_beside = '/' in place and path.parent.is_dir()  # `runs/x` is not a name of the hub
+        is_hub = (path / 'config.json').is_file() if path.exists() or is_beside else True
+        fix = f'for a Hugging Face checkpoint write {key}={HF}{place}' if is_hub else str(error).partition('\n')[2]
+        hint = f'\n{fix}' if fix else ''
         raise UserError(f'{key}: {place} is neither a checkpoint nor a run with one{hint}') from error

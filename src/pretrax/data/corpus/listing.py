@@ -13,6 +13,7 @@ import collections
 import fnmatch
 import glob
 import os
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -198,7 +199,9 @@ def _local(path: Path, spec: str, counts: FileCounts) -> Iterable[_Candidate]:
         return found
     if os.path.lexists(path):
         raise UserError(f'{spec}: neither a file nor a directory: a broken link, a pipe or a device')
-    raise UserError(f'{spec}: no such file or directory\n  {nearest(path)}')
+    is_name = re.fullmatch(r'[\w-]+(/[\w.-]+)?', spec) and (path.parent == Path() or not path.parent.exists())
+    hub = f'\n  a data set of Hugging Face is written hf:{spec}' if is_name else ''
+    raise UserError(f'{spec}: no such file or directory\n  {nearest(path)}{hub}')
 
 
 def _candidate(path: Path, stat: os.stat_result, is_linked: bool) -> _Candidate:
