@@ -51,11 +51,14 @@ class UserError(ValueError):
 
 @contextlib.contextmanager
 def system_errors(problem: str, fix: str = '') -> Iterator[None]:
-    """Makes an error of the system a UserError: the problem, such as 'FILE cannot be read', the reason, and `fix`."""
+    """Makes an error of the system, or a text that is not UTF-8, a UserError.
+
+    It has the problem, such as 'FILE cannot be read', the reason, and `fix`.
+    """
     try:
         yield
-    except OSError as error:
-        raise UserError(f'{problem}: {error.strerror or error}{fix}') from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f'{problem}: {getattr(error, "strerror", None) or error}{fix}') from error
 
 
 class UnavailableError(UserError):

@@ -84,10 +84,19 @@ class Topology:
     @property
     def n_devices(self) -> int:
         # A chip of tpu7x is two devices.
-        return math.prod(self.shape) * self.slices * (2 if self.version == 'tpu7x' else 1)
+        return self.chips * self.slices * (2 if self.version == 'tpu7x' else 1)
+
+    @property
+    def devices_per_host(self) -> int:
+        return self.n_devices // (self.hosts * self.slices)
+
+    @property
+    def sides(self) -> str:
+        """The shape in words, such as '4x4x8'."""
+        return 'x'.join(map(str, self.shape))
 
     def __str__(self) -> str:
-        shape = 'x'.join(map(str, self.shape))
+        shape = self.sides
         one = (
             f'{self.version}:{shape}'
             if self.platform == 'tpu'

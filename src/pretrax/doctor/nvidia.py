@@ -5,11 +5,11 @@ Fields: `nvidia-smi --help-query-gpu`. Xid errors: docs.nvidia.com/deploy/xid-er
 
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 
 from pretrax.amounts import size
 from pretrax.doctor.findings import Context, Finding, failure, warning
+from pretrax.system.children import run_tool
 
 _SECONDS = 30  # a GPU that has failed makes nvidia-smi hang
 _MIB = 2**20
@@ -152,12 +152,7 @@ def _query(kind: str, fields: Sequence[str]) -> tuple[list[dict[str, str]] | Non
 
 
 def _run(command: Sequence[str]) -> tuple[str | None, str]:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors='replace', timeout=_SECONDS)
-    except subprocess.TimeoutExpired:
-        return None, f'no answer in {_SECONDS} s'
-    except OSError as error:
-        return None, error.strerror or str(error)
+    done = run_tool(command, _SECONDS)
     if done.returncode:
         lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
         return None, lines[-1][:120] if lines else f'exit code {done.returncode}'

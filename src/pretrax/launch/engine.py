@@ -1,12 +1,9 @@
 """What each engine provides for a run that it has started: its status, its logs, and a way to stop it."""
 
-import subprocess
 from collections.abc import Sequence
 
 from pretrax.launch.record import LaunchRecord
 from pretrax.storage import AnyPath
-
-NO_ANSWER = 124  # exit code of a command that was ended, as `timeout` has it
 
 
 class Engine:
@@ -30,13 +27,3 @@ class Engine:
     def stop(self, record: LaunchRecord) -> str:
         """Asks the job to save and end. Returns what was done, in a line. Raises UserError if it cannot be asked."""
         raise NotImplementedError
-
-
-def run_tool(command: Sequence[str], seconds: float, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a program of a scheduler, which reads `text`. One that does not answer or start is a failure, too."""
-    try:
-        return subprocess.run(command, input=text or '', capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, NO_ANSWER, '', f'no answer in {seconds:g} s')
-    except OSError as error:
-        return subprocess.CompletedProcess(command, 127, '', f'{command[0]} cannot be started: {error.strerror}')

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class Group(contextlib.AbstractContextManager['Group']):
 
     def processes(self) -> list[Any]:
         """What `attempts.jsonl` says about the processes, in their order: their ids, or where they run."""
-        raise NotImplementedError
+        return [self.host(number) for number in range(len(self))]
 
     def tail(self, number: int) -> list[str]:
         """The last lines that a process wrote; none if they are not kept."""
@@ -75,6 +76,16 @@ def identity(number: int, hosts: Sequence[str], address: str) -> dict[str, str]:
 def output_file(run_dir: Path, number: int) -> Path:
     """The file with the output of a process."""
     return run_dir / 'output' / f'process-{number}.txt'
+
+
+def copy_output(run_dir: Path, number: int, piece: bytes) -> None:
+    """Appends output of a process to its file, and writes that of process 0 to the terminal."""
+    with contextlib.suppress(OSError), output_file(run_dir, number).open('ab') as output:
+        output.write(piece)  # a full disk does not end the training
+    if number == 0:
+        with contextlib.suppress(OSError, ValueError):  # the terminal is closed
+            sys.stdout.write(piece.decode(errors='replace'))
+            sys.stdout.flush()
 
 
 def last_lines(file: Path, begin: int) -> list[str]:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pretrax.errors import Report, UnavailableError, UserError
-from pretrax.launch.engine import Engine, run_tool
+from pretrax.launch.engine import Engine
 from pretrax.launch.manifests import CONTAINER, INDEX, RUN_DIR, RUN_LABEL, SLICE, Manifest, Pods, as_yaml
 from pretrax.launch.record import LaunchRecord
 from pretrax.storage import AnyPath, BucketPath
+from pretrax.system.children import run_tool
 
 INSTALL_JOBSET = (
     'kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml'
@@ -244,7 +245,7 @@ def _place(namespace: str | None) -> list[str]:
     return ['-n', namespace] if namespace else []
 
 
-def _kubectl(*words: str, text: str | None = None, wait: int = _WAIT) -> subprocess.CompletedProcess[str]:
+def _kubectl(*words: str, text: str = '', wait: int = _WAIT) -> subprocess.CompletedProcess[str]:
     return run_tool(['kubectl', *words], wait, text)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from pretrax.doctor.host_facts import Facts, facts, problem_of
 from pretrax.errors import MISTAKE, Report
-from pretrax.launch.group import Group, free_port, identity, last_lines, output_file
+from pretrax.launch.group import Group, copy_output, free_port, identity, last_lines, output_file
 from pretrax.launch.ray_cluster import Cluster, Place
 from pretrax.launch.remote import from_shell
 from pretrax.system.children import Child
@@ -234,18 +234,8 @@ class RayGroup(Group):
         self._place = None
 
     def _copy(self, number: int, piece: bytes) -> None:
-        """Copies output of a worker to its file, and that of the first one to the terminal."""
         self._read[number] += len(piece)
-        with contextlib.suppress(OSError), output_file(self._directory, number).open('ab') as output:
-            output.write(piece)
-        if number == 0:
-            with contextlib.suppress(OSError, ValueError):  # the terminal is closed
-                sys.stdout.write(piece.decode(errors='replace'))
-                sys.stdout.flush()
-
-    def processes(self) -> list[str]:
-        """Names of the nodes."""
-        return [self.host(number) for number in range(len(self))]
+        copy_output(self._directory, number, piece)
 
     def host(self, number: int) -> str:
         return self._names.get(self._nodes[number], 'a lost node') if self._nodes else 'no node yet'

@@ -4,18 +4,16 @@ The command on the machine is `pretrax launch node --controlled`. It ends when i
 the local process or the connection does, and takes signals from there.
 """
 
-import contextlib
 import os
 import pathlib
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pretrax.launch.group import Group, last_lines, output_file
+from pretrax.launch.group import Group, copy_output, last_lines, output_file
 from pretrax.system.children import Child
 
 _PATIENCE = 10.0  # seconds for a machine to end its processes
@@ -67,17 +65,11 @@ class RemoteGroup(Group):
             self._copier.start()
 
     def _copy(self) -> None:
-        """Copies the output of process 0 to its file and to the terminal."""
         received = self._processes[0].stdout
         assert received is not None
-        with received, output_file(self._directory, 0).open('ab') as output:
+        with received:
             while piece := os.read(received.fileno(), 1 << 16):
-                with contextlib.suppress(OSError):  # a full disk does not end the training
-                    output.write(piece)
-                    output.flush()
-                with contextlib.suppress(OSError, ValueError):  # the terminal is closed
-                    sys.stdout.write(piece.decode(errors='replace'))
-                    sys.stdout.flush()
+                copy_output(self._directory, 0, piece)
 
     def __len__(self) -> int:
         return len(self._remote)
@@ -102,10 +94,6 @@ class RemoteGroup(Group):
         if self._copier is not None:
             self._copier.join(_PATIENCE)
             self._copier = None
-
-    def processes(self) -> list[str]:
-        """Names of the machines."""
-        return [process.host for process in self._remote]
 
     def host(self, number: int) -> str:
         return self._remote[number].host

@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 
 from pretrax.config import RunConfig, resolved_yaml
-from pretrax.errors import Report, UserError
+from pretrax.errors import Report, UserError, system_errors
 from pretrax.launch.record import FILE, RUNS, LaunchRecord, write_record
 from pretrax.storage import AnyPath, BucketPath
 
@@ -39,10 +39,8 @@ def shipped(config: RunConfig) -> dict[str, str]:
             continue
         if path.name in files:
             raise UserError(f'plugins: two files are named {path.name}\nrename one of them')
-        try:
+        with system_errors(f'plugins: {path} cannot be sent to another machine', '\nsave it as UTF-8'):
             files[path.name] = path.read_text(encoding='utf-8')
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f'plugins: {path} cannot be sent to another machine: {error}\nsave it as UTF-8') from error
         plugins.append(path.name)
     text = resolved_yaml(config.model_copy(update={'plugins': tuple(plugins)}))
     files = {CONFIG: text} | files

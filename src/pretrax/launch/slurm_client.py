@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Sequence
 
 from pretrax.errors import UnavailableError, UserError
-from pretrax.launch.engine import NO_ANSWER, run_tool
 from pretrax.launch.options import minutes_of
+from pretrax.system.children import NO_ANSWER, run_tool
 
 _PATIENCE = 60.0  # seconds for an answer of a busy controller
 _GONE = {'DOWN', 'FAIL', 'ERROR', 'INVAL', 'NOT_RESPONDING', 'POWERED_DOWN', 'POWERING_DOWN', 'UNKNOWN'}
@@ -28,12 +28,12 @@ class Partition:
     gpus: int
 
 
-def ask(*words: str, stdin: str | None = None) -> str:
+def ask(*words: str, stdin: str = '') -> str:
     """What a command of Slurm prints on standard output. Raises what `ask_both` raises."""
     return ask_both(*words, stdin=stdin)[0]
 
 
-def ask_both(*words: str, stdin: str | None = None) -> tuple[str, str]:
+def ask_both(*words: str, stdin: str = '') -> tuple[str, str]:
     """What a command of Slurm prints on standard output and on standard error.
 
     Raises:

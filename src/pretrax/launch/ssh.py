@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from pretrax.errors import Report, UserError
+from pretrax.errors import Report, UserError, system_errors
 from pretrax.launch.group import identity
 from pretrax.launch.options import SshOptions
 from pretrax.launch.remote import RemoteGroup, RemoteProcess
@@ -87,12 +87,8 @@ def hosts_of(options: SshOptions) -> list[Host]:
 
 def read_hosts(file: pathlib.Path) -> list[str]:
     """The hosts in a file, one per line; `#` begins a comment. Raises UserError."""
-    try:
-        lines = file.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f'--hosts-file: {file} cannot be read: {getattr(error, "strerror", "it is not text")}'
-        ) from error
+    with system_errors(f'--hosts-file: {file} cannot be read'):
+        lines = file.read_text('utf-8').splitlines()
     return [text for line in lines if (text := line.partition('#')[0].strip())]
 
 

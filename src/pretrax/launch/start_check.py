@@ -3,11 +3,11 @@
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 
 from pretrax.errors import Report, UserError
+from pretrax.system.children import run_tool
 from pretrax.system.target import Target
 
 _SECONDS = 60.0  # for the check; without an answer the run is launched, with a warning
@@ -26,18 +26,8 @@ def check_start(words: Sequence[str], target: Target, allow_changes: bool, say: 
     count, there = str(max(target.count, 1)), json.dumps(dataclasses.asdict(target))
     kept = {name: text for name, text in os.environ.items() if name != 'XLA_FLAGS'}
     command = [sys.executable, '-m', 'pretrax.doctor.start_check', there, json.dumps(allow_changes), *words]
-    try:
-        done = subprocess.run(
-            command,
-            env=kept | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': count},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        say(f'WARNING: launch: whether the run would start was not checked: no answer within {_SECONDS:.0f} s')
-        return
+    variables = kept | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': count}
+    done = run_tool(command, _SECONDS, environment=variables)
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, json.JSONDecodeError):

@@ -19,11 +19,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, Report, UserError
-from pretrax.launch.engine import NO_ANSWER, Engine, run_tool
+from pretrax.launch.engine import Engine
 from pretrax.launch.options import SliceOptions
 from pretrax.launch.record import LaunchRecord
 from pretrax.launch.shipped import CONFIG, STOPPED, fill_template
 from pretrax.storage import AnyPath, BucketPath
+from pretrax.system.children import NO_ANSWER, run_tool
 
 LARGEST = 256 * 1024  # bytes of one value of metadata
 _STATE = '/var/lib/pretrax'  # on each VM
@@ -37,20 +38,12 @@ _PATIENCE = 30 * 60.0  # seconds for which a watch goes on while gcloud fails
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slices(SliceOptions):
-    """The slices of a run.
+    """The slices of a run. `accelerator`: as gcloud names it, such as 'v5p-128'."""
 
-    Attributes:
-        name: name of the queued resource; see `manifests.object_name`.
-        accelerator: accelerator type of gcloud, such as 'v5p-128'.
-        hosts: VMs of one slice.
-        runtime: software of the VMs.
-        words: appended to `pretrax launch node CONFIG`.
-    """
-
-    name: str
-    hosts: int
-    runtime: str = ''
-    words: tuple[str, ...] = ()
+    name: str  # of the queued resource; see `manifests.object_name`
+    hosts: int  # VMs of one slice
+    runtime: str = ''  # software of the VMs
+    words: tuple[str, ...] = ()  # appended to `pretrax launch node CONFIG`
 
     @property
     def processes(self) -> int:
@@ -114,7 +107,7 @@ def create_command(slices: Slices, script: str) -> list[str]:
         *([f'--service-account={slices.service_account}'] if slices.service_account else []),
     ]
     return [
-        *_resource('create', slices.name, slices.zone, slices.project),
+        *_resource('create', slices),
         *(several if slices.slices > 1 else ['--node-id', slices.name]),
         f'--accelerator-type={slices.accelerator}',
         f'--runtime-version={slices.runtime}',
@@ -126,18 +119,18 @@ def create_command(slices: Slices, script: str) -> list[str]:
 
 def describe_command(slices: Slices) -> list[str]:
     """Prints the state of the queued resource."""
-    return [*_resource('describe', slices.name, slices.zone, slices.project), '--format=value(state.state)']
+    return [*_resource('describe', slices), '--format=value(state.state)']
 
 
 def delete_command(slices: Slices) -> list[str]:
     """Deletes the queued resource and its VMs."""
-    return [*_resource('delete', slices.name, slices.zone, slices.project), '--force', '--quiet']
+    return [*_resource('delete', slices), '--force', '--quiet']
 
 
 def ssh_command(slices: Slices, script: str, node: str = 'all', worker: str = 'all') -> list[str]:
     """Runs a shell command on the VMs."""
     place = [f'--node={node}', f'--worker={worker}', '--quiet']
-    return [*_resource('ssh', slices.name, slices.zone, slices.project), *place, f'--command={script}']
+    return [*_resource('ssh', slices), *place, f'--command={script}']
 
 
 def dry_run(slices: Slices, files: Mapping[str, str]) -> str:
@@ -229,7 +222,7 @@ class Watch:
             self._code = self._ended()
         if self._code is not None:
             if state is not None:
-                self._delete()
+                _checked(delete_command(self._slices), _LONG)
             return True
         if state is None:
             self._say(f'launch: there is no queued resource {self._slices.name}: asking for it')
@@ -242,7 +235,7 @@ class Watch:
             )
         elif state in _LOST:
             self._say(f'launch: {state}: Google has taken the slices back; asking for new ones')
-            self._delete()
+            _checked(delete_command(self._slices), _LONG)
             self.create()
         if state and state != self._seen:
             self._say(f'launch: {self._slices.name} is {state}')
@@ -267,9 +260,6 @@ class Watch:
         if len(codes) < self._slices.processes:
             return None
         return max(codes.values())
-
-    def _delete(self) -> None:
-        _checked(delete_command(self._slices), _LONG)
 
 
 def record_of(slices: Slices) -> LaunchRecord:
@@ -312,9 +302,9 @@ class TpuVm(Engine):
 ENGINE = TpuVm()
 
 
-def _resource(verb: str, name: str, zone: str, project: str | None) -> list[str]:
-    place = [f'--zone={zone}', *([f'--project={project}'] if project else [])]
-    return ['gcloud', 'compute', 'tpus', 'queued-resources', verb, name, *place]
+def _resource(verb: str, slices: Slices) -> list[str]:
+    place = [f'--zone={slices.zone}', *([f'--project={slices.project}'] if slices.project else [])]
+    return ['gcloud', 'compute', 'tpus', 'queued-resources', verb, slices.name, *place]
 
 
 def _codes(slices: Slices) -> str:

@@ -19,7 +19,6 @@ def absent_devices(topology: Topology) -> list[Any]:
     """
     plugin, extra = ('libtpu', 'tpu') if topology.platform == 'tpu' else ('jax_cuda13_plugin', 'cuda')
     need_extra(extra, f'{topology.name}: compiling for it', plugin)
-    shape = 'x'.join(map(str, topology.shape))
     if topology.platform == 'tpu':
         # Otherwise libtpu asks Google's metadata server for its location.
         os.environ |= {
@@ -31,7 +30,9 @@ def absent_devices(topology: Topology) -> list[Any]:
         several = {'num_slices': topology.slices} if topology.slices > 1 else {}
         # Otherwise each of the two cores of a v4 chip is a device.
         cores = {'chip_config_name': 'megacore'} if topology.version == 'v4' else {}
-        return list(topologies.get_topology_desc(f'{topology.version}:{shape}', 'tpu', **several, **cores).devices)
+        return list(
+            topologies.get_topology_desc(f'{topology.version}:{topology.sides}', 'tpu', **several, **cores).devices
+        )
     gpu, bandwidth = topology.target, topology.device.bandwidth
     assert isinstance(gpu, Gpu)
     assert bandwidth is not None
@@ -40,7 +41,7 @@ def absent_devices(topology: Topology) -> list[Any]:
         topologies.get_topology_desc(
             platform='cuda',
             topology_name=topology.version,
-            topology=f'1x{topology.slices}x{shape}',
+            topology=f'1x{topology.slices}x{topology.sides}',
             target_config=_target_config(gpu, bandwidth),
         ).devices
     )

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+NO_ANSWER = 124  # exit code of a command that was ended, as `timeout` has it
+
 
 class Child(subprocess.Popen[bytes]):
     """A process in a session of its own. It reads nothing unless `streams` says otherwise.
@@ -97,3 +99,17 @@ def signals_from_now_on() -> list[int]:
     for number in PASSED_ON:
         signal.signal(number, lambda got, _: waiting.append(got))
     return waiting
+
+
+def run_tool(
+    command: Sequence[str], seconds: float, text: str = '', environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program, which reads `text`. One that does not answer or start is a failure, too."""
+    try:
+        return subprocess.run(
+            command, input=text, env=environment, capture_output=True, text=True, errors='replace', timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, NO_ANSWER, '', f'no answer in {seconds:g} s')
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 127, '', f'{command[0]} cannot be started: {error.strerror}')

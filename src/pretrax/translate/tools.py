@@ -7,7 +7,7 @@ from typing import Any
 
 from pretrax.config import from_values
 from pretrax.config.source import read_file
-from pretrax.errors import UserError
+from pretrax.errors import UserError, system_errors
 from pretrax.tables import nested
 from pretrax.translate import maxtext, modalities, nanogpt
 from pretrax.translate.python_assignments import read_assignments
@@ -30,15 +30,12 @@ class Tool:
 
 
 def _read_python(path: Path) -> dict[str, Any]:
-    try:
+    with system_errors(f'{path} cannot be read', '\nexpected a Python file of assignments'):
         content = path.read_bytes()
         if len(content) > _LARGEST:
             raise UserError(f'{path} has {len(content):,} bytes; expected a configuration, of at most {_LARGEST:,}')
-        return read_assignments(content.decode(), str(path), nanogpt.COMPUTED)
-    except OSError as error:
-        raise UserError(f'{path} cannot be read: {error.strerror}') from error
-    except UnicodeDecodeError:
-        raise UserError(f'{path} is not text in UTF-8; expected a Python file of assignments') from None
+        text = content.decode()
+    return read_assignments(text, str(path), nanogpt.COMPUTED)
 
 
 TOOLS = {

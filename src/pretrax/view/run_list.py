@@ -97,10 +97,9 @@ def select(
 ) -> list[RunSummary]:
     """The runs in these states (none: any) whose name matches a pattern, in an order of `ORDERS`."""
     kept = [run for run in runs if (not states or run.state in states) and fnmatch.fnmatchcase(run.name, pattern)]
-    value = ORDERS[order]
-    known = [run for run in kept if _is_known(value(run))]
-    unknown = [run for run in kept if not _is_known(value(run))]
-    return sorted(known, key=lambda run: (value(run), _natural(run.name))) + unknown
+    values = {run: value for run in kept if (value := ORDERS[order](run)) is not None and value == value}
+    known = sorted(values, key=lambda run: (values[run], _natural(run.name)))
+    return known + [run for run in kept if run not in values]
 
 
 def summary(name: str, path: AnyPath) -> RunSummary:
@@ -116,7 +115,10 @@ def _summary(name: str, path: AnyPath) -> RunSummary:
     content, is_partial, changed = _end_of(path / METRICS)
     tail = content[-_TAIL:]
     metrics = parse_columns(tail if len(tail) == len(content) else tail.partition(b'\n')[2])
-    config = _start_of(path / 'config.yaml')
+    try:
+        config = (path / 'config.yaml').read_bytes()
+    except FileNotFoundError:
+        config = b''
     steps = int(match[1]) if (match := re.search(rb'^steps: *(\d{1,15})\b', config, re.MULTILINE)) else None
     state = state_of(path, attempts_of(read_attempts(path)), metrics, steps)
     best, best_step = _best_validation(content) or (None, None)
@@ -176,16 +178,6 @@ def _end_of(path: AnyPath) -> tuple[bytes, bool, float | None]:
         return b'', False, None
 
 
-def _start_of(path: AnyPath) -> bytes:
-    try:
-        if isinstance(path, BucketPath):
-            return path.read_bytes()
-        with path.open('rb') as file:
-            return file.read(_TAIL)
-    except FileNotFoundError:
-        return b''
-
-
 def find_runs(directory: AnyPath) -> dict[str, AnyPath]:
     """{name: run directory} of the runs in a directory, without those inside of runs; or of the directory itself.
 
@@ -226,10 +218,6 @@ def _runs_in_bucket(directory: BucketPath) -> dict[str, AnyPath]:
 def _natural(name: str) -> list[tuple[int, str]]:
     """The order in which run-2 comes before run-10."""
     return [(int(part), '') if part.isdecimal() else (-1, part) for part in re.split(r'([0-9]{1,18})', name)]
-
-
-def _is_known(value: Any) -> bool:
-    return value is not None and value == value
 
 
 def runs_text(runs: Sequence[RunSummary]) -> list[str]:

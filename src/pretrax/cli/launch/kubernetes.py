@@ -4,11 +4,15 @@ Each node has a pod with one process. `--dry-run` prints the manifests, which `k
 """
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from pretrax.cli._arguments import Launch
 from pretrax.errors import UserError
 from pretrax.launch.options import PodOptions
 from pretrax.option import option
+
+if TYPE_CHECKING:
+    from pretrax.cost.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +22,6 @@ class Options(Launch):
 
 
 def kubernetes(options: Options) -> None:
-    from pretrax.cost.topology import parse_topology
     from pretrax.launch import kubernetes as engine
     from pretrax.launch.crash import attempt_label
     from pretrax.launch.manifests import Pods, as_yaml, manifests, object_name
@@ -39,13 +42,13 @@ def kubernetes(options: Options) -> None:
     for claim, path in asked.volumes:
         if not path.startswith('/'):
             raise UserError(f'--volume {claim}:{path}: expected CLAIM:/PATH, an absolute path in the container')
-    nodes, devices, platform, accelerator = _accelerators(asked, variables)
+    nodes, devices, tpu = _accelerators(asked, variables)
     check_request(loaded, nodes * asked.slices, devices)
     engine.check_run_dir(loaded.run_dir, [path for _, path in asked.volumes])
     files = shipped(loaded)
     if not asked.secret:
         check_variables(files, variables, 'give it with --env NAME=VALUE, or the Secret that has it: --secret NAME')
-    kind = '' if accelerator is None else parse_topology(str(asked.tpu)).kind
+    platform, kind = ('tpu', tpu.kind) if tpu else ('gpu' if asked.gpus else 'cpu', '')
     given = None if asked.secret else tuple(variables)
     count = nodes * asked.slices * devices
     options.check_start(Target(count, platform, kind, slices=asked.slices, has_these_files=False, variables=given))
@@ -53,7 +56,7 @@ def kubernetes(options: Options) -> None:
         'name': object_name(loaded.name, nodes * asked.slices, str(loaded.run_dir)),
         'run_dir': str(loaded.run_dir),
         'nodes': nodes,
-        'accelerator': accelerator,
+        'accelerator': tpu and (tpu.version, tpu.sides, tpu.chips_per_host),
         'words': tuple(options.flags('check', 'allow_changes')),
         'launched': attempt_label(),
     }
@@ -72,8 +75,8 @@ def kubernetes(options: Options) -> None:
     print(engine.next_command(pods))
 
 
-def _accelerators(asked: PodOptions, variables: dict[str, str]) -> tuple[int, int, str, tuple[str, str, int] | None]:
-    """Pods of a slice, devices of a pod, their platform, and the TPU as `Pods` wants it."""
+def _accelerators(asked: PodOptions, variables: dict[str, str]) -> tuple[int, int, 'Topology | None']:
+    """Pods of a slice, devices of a pod, and the TPU."""
     from pretrax.cost.topology import check_rentable, parse_topology
 
     nodes, gpus, slices = asked.nodes, asked.gpus, asked.slices
@@ -81,8 +84,7 @@ def _accelerators(asked: PodOptions, variables: dict[str, str]) -> tuple[int, in
         if slices > 1:
             raise UserError(f'--slices {slices} is for TPUs: give --tpu NAME, or --nodes instead of --slices')
         simulated = variables.get('JAX_NUM_CPU_DEVICES', '1')
-        devices = gpus or (int(simulated) if simulated.isdecimal() else 1)
-        return nodes or 1, devices, 'gpu' if gpus else 'cpu', None
+        return nodes or 1, gpus or (int(simulated) if simulated.isdecimal() else 1), None
     if gpus:
         raise UserError('--tpu and --gpus-per-node: give one of them')
     if slices > 1 and asked.kind == 'job':
@@ -91,13 +93,7 @@ def _accelerators(asked: PodOptions, variables: dict[str, str]) -> tuple[int, in
     check_rentable(topology)
     if nodes not in (None, topology.hosts):
         raise UserError(
-            f'--nodes {nodes}: {topology.version}:{"x".join(map(str, topology.shape))} has {topology.hosts} hosts '
+            f'--nodes {nodes}: {topology.version}:{topology.sides} has {topology.hosts} hosts '
             f'of {topology.chips_per_host} chips{" per slice" if slices > 1 else ""}\nleave out --nodes'
         )
-    devices = topology.n_devices // (topology.hosts * slices)
-    return (
-        topology.hosts,
-        devices,
-        'tpu',
-        (topology.version, 'x'.join(map(str, topology.shape)), topology.chips_per_host),
-    )
+    return topology.hosts, topology.devices_per_host, topology

@@ -79,7 +79,6 @@ def _run(options: Options, words: list[str]) -> None:
     from pretrax.launch.sizes import check_request
     from pretrax.launch.slurm_job import devices_here
     from pretrax.launch.slurm_script import run_script
-    from pretrax.storage import BucketPath
     from pretrax.system.target import Target
 
     loaded, resources = options.load(), options.resources
@@ -88,11 +87,7 @@ def _run(options: Options, words: list[str]) -> None:
     platform = 'gpu' if resources.gpus_per_node else 'cpu'
     options.check_start(Target(resources.nodes * devices, platform))
     run_dir = loaded.run_dir
-    place = (
-        Path.cwd() / f'{run_dir.name}-slurm-%j.txt'
-        if isinstance(run_dir, BucketPath)
-        else run_dir.absolute() / 'slurm-%j.txt'
-    )
+    place = _log(run_dir, run_dir.name, 'slurm-%j.txt')
     command = pretrax_command('launch', 'slurm-job', *words)
     script = run_script(loaded.name, resources, command, directory=Path.cwd(), output=place, elastic=options.elastic)
     if options.dry_run:
@@ -108,16 +103,12 @@ def _sweep(options: Options) -> None:
     from pretrax.experiments.sweep import read_sweep
     from pretrax.launch.local import pretrax_command
     from pretrax.launch.slurm_script import rows_script
-    from pretrax.storage import BucketPath, locate
+    from pretrax.storage import locate
 
     file = locate(options.config)
     directory = locate(options.out or f'sweeps/{file.stem}')
     _, rows = read_sweep(file, Path('run'))
-    place = (
-        Path.cwd() / f'{file.stem}-slurm-%A-%a.txt'
-        if isinstance(directory, BucketPath)
-        else directory.absolute() / 'slurm-%A-%a.txt'
-    )
+    place = _log(directory, file.stem, 'slurm-%A-%a.txt')
     command = pretrax_command('bench', options.config, *(['--out', options.out] if options.out else []))
     array = f'1-{len(rows)}' + (f'%{options.at_once}' if options.at_once else '')
     script = rows_script(file.stem, options.resources, command, directory=Path.cwd(), output=place, array=array)
@@ -128,6 +119,11 @@ def _sweep(options: Options) -> None:
     for line in (f'pretrax launch status {directory}', f'{shlex.join(["pretrax", *command[3:]])} --show   # the table'):
         print(f'  {line}')
     return None
+
+
+def _log(directory: 'AnyPath', name: str, file: str) -> Path:
+    """Where Slurm writes output: in the directory, or in the current one under a name if that is a bucket."""
+    return directory.absolute() / file if isinstance(directory, Path) else Path.cwd() / f'{name}-{file}'
 
 
 def _print(script: str, run_dir: 'AnyPath') -> None:

@@ -5,11 +5,15 @@ slices that it has; the same command waits again.
 """
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from pretrax.cli._arguments import Launch
 from pretrax.errors import UserError
 from pretrax.launch.options import SliceOptions
 from pretrax.option import option
+
+if TYPE_CHECKING:
+    from pretrax.cost.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,9 +34,9 @@ def tpu_vm(options: Options) -> int:
     from pretrax.system.target import Target
 
     loaded, asked = options.load(), options.slices
-    accelerator, version, hosts, devices = _accelerator(asked.accelerator, asked.slices)
-    processes = hosts * asked.slices
-    check_request(loaded, processes, devices)
+    topology = parse_topology(asked.accelerator, asked.slices)
+    accelerator, processes = _accelerator(topology), topology.hosts * topology.slices
+    check_request(loaded, processes, topology.devices_per_host)
     engine.check_run_dir(loaded.run_dir)
     if not asked.image and not asked.setup:
         raise UserError(
@@ -41,13 +45,13 @@ def tpu_vm(options: Options) -> int:
         )
     files = shipped(loaded)
     check_variables(files, [], 'TPU VMs have no such variable: write the value, or read it in --setup')
-    kind = parse_topology(asked.accelerator, asked.slices).kind
-    options.check_start(Target(processes * devices, 'tpu', kind, slices=asked.slices, has_these_files=False))
+    target = Target(topology.n_devices, 'tpu', topology.kind, slices=topology.slices, has_these_files=False)
+    options.check_start(target)
     changed = {
         'name': object_name(loaded.name, processes, str(loaded.run_dir)),
         'accelerator': accelerator,
-        'hosts': hosts,
-        'runtime': asked.runtime or TPUS[version]['runtime'],
+        'hosts': topology.hosts,
+        'runtime': asked.runtime or TPUS[topology.version]['runtime'],
         'words': tuple(options.flags('check', 'allow_changes')),
     }
     wanted = engine.Slices(**vars(asked) | changed)
@@ -72,19 +76,16 @@ def tpu_vm(options: Options) -> int:
         return 130
 
 
-def _accelerator(name: str, slices: int) -> tuple[str, str, int, int]:
-    """gcloud's accelerator type, the version, hosts of a slice, and devices of a host."""
+def _accelerator(topology: 'Topology') -> str:
+    """gcloud's name of a slice. Raises UserError if there is none."""
     from pretrax.cost.topology import check_rentable, parse_topology
 
-    topology = parse_topology(name, slices)
     check_rentable(topology)
     size = topology.chips * (1 if topology.version in ('v5e', 'v6e') else 2)
-    shape = 'x'.join(map(str, topology.shape))
     if parse_topology(f'{topology.version}-{size}').shape != topology.shape:
         raise UserError(
-            f'--accelerator {name}: gcloud chooses the shape of a slice by its size\n'
-            f'give --accelerator {topology.version}-{size}; launch kubernetes takes {topology.version}:{shape}'
+            f'--accelerator {topology.name}: gcloud chooses the shape of a slice by its size\n'
+            f'give --accelerator {topology.version}-{size}; launch kubernetes takes {topology.version}:{topology.sides}'
         )
     prefix = 'v5litepod' if topology.version == 'v5e' else topology.version
-    devices = topology.n_devices // (topology.hosts * slices)
-    return f'{prefix}-{size}', topology.version, topology.hosts, devices
+    return f'{prefix}-{size}'

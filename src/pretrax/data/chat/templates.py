@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pretrax.data.chat.rendering import Renderer, environment
-from pretrax.errors import UserError
+from pretrax.errors import UserError, system_errors
 from pretrax.system.json_file import read_settings
 
 if TYPE_CHECKING:
@@ -330,10 +330,8 @@ def read_chat_template(directory: Any, tokenizer: 'Tokenizer', file: Any = None)
         source = file.read_text(encoding='utf-8') if file.is_file() else _template_in(settings, directory / SETTINGS)
         file = file if file.is_file() else directory / SETTINGS
     else:
-        try:
+        with system_errors(f'{file}: no chat template'):
             source = file.read_text(encoding='utf-8')
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f'{file}: no chat template: {error}') from None
         if file.name.endswith('.json'):
             source = _template_in(read_settings(file), file)
             if source is None:

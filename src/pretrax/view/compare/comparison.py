@@ -61,19 +61,20 @@ class Comparison:
     """An arm B against the baseline A."""
 
     arm: Arm
-    end: float  # x at which the losses are compared
-    # a, b: the final losses, one per seed; in the same order if `method` is paired
-    a: list[float]
-    b: list[float]
-    difference: float  # mean of B - mean of A
-    interval: Interval | None  # of the difference between configurations; None if the noise between seeds is not known
-    method: str
-    # Interval of the mean difference of the training losses of these two runs; it says nothing of other seeds
-    within: Interval | None
     verdict: Verdict
     why: str
-    earlier: Earlier | None
     notes: list[str]  # what to keep in mind
+    end: float = math.nan  # x at which the losses are compared
+    # a, b: the final losses, one per seed; in the same order if `method` is paired
+    a: Sequence[float] = ()
+    b: Sequence[float] = ()
+    difference: float = math.nan  # mean of B - mean of A
+    # Of the difference between configurations; None if the noise between seeds is not known
+    interval: Interval | None = None
+    method: str = ''
+    # Interval of the mean difference of the training losses of these two runs; it says nothing of other seeds
+    within: Interval | None = None
+    earlier: Earlier | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,21 +149,7 @@ def _compared(a: Arm, b: Arm, key: str, x_name: str, confidence: float, options:
     notes = _notes(a, b, curves, key, x_name)
     broken = [run.name for run in (*a.runs, *b.runs) if not curves[id(run)].is_finite or not len(curves[id(run)].x)]
     if broken:
-        why = f'the last {key} of {", ".join(broken)} is not finite'
-        return Comparison(
-            arm=b,
-            end=math.nan,
-            a=[],
-            b=[],
-            difference=math.nan,
-            interval=None,
-            method='',
-            within=None,
-            verdict='not comparable',
-            why=why,
-            earlier=None,
-            notes=notes,
-        )
+        return Comparison(b, 'not comparable', f'the last {key} of {", ".join(broken)} is not finite', notes)
     end = min(float(curve.x[-1]) for curve in curves.values())
     width = _width(list(curves.values()), end, options.window)
     finals = [
@@ -185,7 +172,10 @@ def _compared(a: Arm, b: Arm, key: str, x_name: str, confidence: float, options:
         verdict, why = _verdict(difference, interval, method)
     earlier = None if verdict == 'equal' else _earlier(a, b, curves, key, width, interval)
     return Comparison(
-        arm=b,
+        b,
+        verdict,
+        why,
+        notes,
         end=end,
         a=ours,
         b=theirs,
@@ -193,10 +183,7 @@ def _compared(a: Arm, b: Arm, key: str, x_name: str, confidence: float, options:
         interval=interval,
         method=method,
         within=within,
-        verdict=verdict,
-        why=why,
         earlier=earlier,
-        notes=notes,
     )
 
 

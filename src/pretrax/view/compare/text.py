@@ -226,8 +226,9 @@ def _record(one: Comparison, result: Result) -> dict[str, Any]:
         'earlier_end': earlier and earlier.end,
         'saved': earlier and earlier.saved,
     }
-    unknown = {key for key, value in found.items() if isinstance(value, float) and not math.isfinite(value)}
-    return {key: None if key in unknown else value for key, value in found.items()}
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in found.items()
+    }
 
 
 def _short(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pretrax.cost.scaling_laws import Fit, Point
-from pretrax.errors import UserError
+from pretrax.errors import UserError, system_errors
 from pretrax.storage import AnyPath
 from pretrax.system.json_file import parse_json
 from pretrax.view.charts.chart import COLORS, number_text
@@ -52,12 +52,8 @@ def read_table(path: AnyPath) -> list[Point]:
     Raises:
         UserError: the file cannot be read, or a row is not a point; the message names the row.
     """
-    try:
+    with system_errors(f'{path} cannot be read', '\nexpected a .csv or .jsonl file with params, tokens, loss'):
         text = path.read_bytes()[:_LARGEST].decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f'{path} cannot be read: {error}\nexpected a .csv or .jsonl file with params, tokens, loss'
-        ) from None
     if path.suffix == '.csv':
         rows: list[Mapping[str, Any]] = list(csv.DictReader(io.StringIO(text)))
     elif path.suffix == '.jsonl':
