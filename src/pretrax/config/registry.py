@@ -23,7 +23,7 @@ import pydantic
 
 from pretrax.config.one_of import Kinds, OneOf
 from pretrax.config.problems import nearest
-from pretrax.errors import UserError
+from pretrax.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from pretrax.config.schema import Component
@@ -187,7 +187,7 @@ def _options_from_signature(factory: Callable[..., Any]) -> type[pydantic.BaseMo
         )
     except (pydantic.errors.PydanticUserError, NameError) as error:
         raise UserError(
-            f'{_where(factory)}: an option has a type that cannot be checked: {str(error).splitlines()[0][:80]}\n'
+            f'{_where(factory)}: an option has a type that cannot be checked: {first_line(error)[:80]}\n'
             '    annotate keyword-only parameters with types that YAML can write (int, float, str, bool, list[...])'
         ) from error
 

@@ -650,12 +650,11 @@ class RunConfig(Section):
     @pydantic.field_validator('run_dir', mode='plain')
     @classmethod
     def _some_directory(cls, directory: Any) -> Any:
-        if not isinstance(directory, str | Path | BucketPath):
+        is_text = isinstance(directory, str) and directory.strip() and '\0' not in directory
+        if not is_text and not isinstance(directory, Path | BucketPath):
             raise mistake((), f'is {shown(directory)}; expected a directory', 'leave it out for runs/<name>')
         if isinstance(directory, str) and directory.startswith('~'):
             raise mistake((), f'is {shown(directory)}; only a shell expands ~', 'write ${oc.env:HOME}/...')
-        if isinstance(directory, str) and (not directory.strip() or '\0' in directory):
-            raise mistake((), f'is {shown(directory)}; expected a directory', 'leave it out for runs/<name>')
         try:
             return locate(directory) if isinstance(directory, str) else directory
         except UserError as error:

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pretrax.config.packaged import packaged_names
 from pretrax.config.problems import Path as KeyPath
 from pretrax.config.problems import Problem, dotted, report, shown
-from pretrax.errors import UserError
+from pretrax.errors import UserError, first_line
 from pretrax.storage import AnyPath
 from pretrax.tables import read_table
 
@@ -149,7 +149,7 @@ def _plain(text: str) -> tuple[Any, list[Problem]]:
     try:
         return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False), []
     except OmegaConfBaseException as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].strip('"')
+        reason = (first_line(error) or type(error).__name__).strip('"')
         path = tuple(part for part in re.split(r'[.\[\]]', str(error.full_key or '')) if part)
         return None, [Problem(path, f'cannot be resolved: {reason}', '')]
 
@@ -178,7 +178,7 @@ def _override_value(override: str, path: KeyPath, text: str) -> tuple[Any, dict[
     except UserError:
         raise
     except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
-        detail = getattr(error, 'problem', None) or str(error).splitlines()[0]
+        detail = getattr(error, 'problem', None) or first_line(error)
         raise UserError(
             f'override {shown(override)}: the value is not YAML: {detail}\n'
             '    put text with special characters in quotes inside the quotes of the shell: \'key="..."\''
@@ -273,4 +273,4 @@ def _yaml_problem(error: Exception, name: str) -> str:
         return f'{place}: not valid YAML: {problem}{hint}'
     if isinstance(error, yaml.reader.ReaderError):
         return f'{name}: the file is not text: character {error.character!r} at {error.position}; expected YAML'
-    return f'{name}: not valid YAML: {(str(error).splitlines() or [type(error).__name__])[0]}'
+    return f'{name}: not valid YAML: {first_line(error) or type(error).__name__}'

@@ -19,6 +19,7 @@ from pretrax.config import RunConfig, load
 from pretrax.errors import DONE, MISTAKE, TRY_AGAIN, Report, UnavailableError, UserError, first_line, system_errors
 from pretrax.experiments.base_file import RunOptions
 from pretrax.experiments.trial_job import FOREGROUND, TrialJob, check_launch, dry_run, launch_command, write_config
+from pretrax.launch.group import last_lines
 from pretrax.launch.local import pretrax_command, share_of
 from pretrax.launch.restarts import LONGEST_WAIT, Outcome, Restarts, newest_checkpoint, outcome
 from pretrax.system.atomic import write_file
@@ -217,9 +218,7 @@ class Training:
 
     def _last_lines(self) -> str:
         """The end of what the process has printed, without warnings."""
-        with self._output.open('rb') as output:
-            output.seek(self._begin)
-            lines = output.read().decode(errors='replace').splitlines()
+        lines = last_lines(self._output, self._begin)
         return '\n'.join(
             [line.rstrip()[:200] for line in lines if line.strip() and not line.startswith('WARNING')][-8:]
         )

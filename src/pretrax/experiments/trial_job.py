@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 
 from pretrax.config import RunConfig, resolved_yaml
-from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, Report, UserError
+from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, Report, UserError, first_line
 from pretrax.launch.local import pretrax_command
 from pretrax.launch.record import FILE, LaunchRecord, read_record
 from pretrax.launch.registry import engine_of
@@ -86,7 +86,7 @@ class TrialJob:
         try:
             return engine_of(record).status(record)
         except UserError as error:
-            return str(error).splitlines()[0]
+            return first_line(error)
 
 
 def check_words(words: Sequence[str]) -> None:

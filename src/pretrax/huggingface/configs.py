@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrax.errors import UserError
+from pretrax.errors import UserError, first_line
 from pretrax.huggingface.deepseek import DeepSeekExperts, ExtraLayers, LatentAttention
 from pretrax.huggingface.fields import (
     Cap,
@@ -227,7 +227,7 @@ def write_config(arch: Architecture, family: str | None = None) -> tuple[dict[st
             back = resolve(TransformerOptions(**nest(options)), arch.vocab_size, arch.max_sequence_length)
             differences = compare(back, arch, 'in the class', 'here')
         except (UserError, ValueError) as error:  # the family does not allow these sizes
-            differences = {'': str(error).splitlines()[0]}
+            differences = {'': first_line(error)}
         if not differences:
             return config, table
         if nearest is None or len(differences) < nearest[0]:

@@ -161,11 +161,7 @@ def _raise_problems(started: Sequence[_Conversation]) -> None:
 
 
 def devices_of_hosts(hosts: Sequence[Host], found: Sequence[Facts]) -> int:
-    """Devices of each host: its GPUs, or one CPU.
-
-    Raises:
-        UserError: the hosts differ.
-    """
+    """Devices of each host: its GPUs, or one CPU. Raises UserError if the hosts differ."""
     gpus = [one['gpus'] for one in found]
     if len(set(gpus)) > 1:
         few, many = min(gpus), max(gpus)

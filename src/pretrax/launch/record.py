@@ -43,11 +43,7 @@ def write_record(run_dir: AnyPath, record: LaunchRecord) -> None:
 
 
 def read_record(run_dir: AnyPath) -> LaunchRecord:
-    """The record of a run.
-
-    Raises:
-        UserError: it was not launched, or the file cannot be read.
-    """
+    """The record of a run. Raises UserError if it was not launched, or the file cannot be read."""
     path = run_dir / FILE
     try:
         return LaunchRecord.model_validate_json(path.read_bytes())

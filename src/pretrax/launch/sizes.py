@@ -12,11 +12,7 @@ _FASTEST_CPU = 50.0  # TFLOP/s of a device: more than processors do
 
 
 def devices_per_process(config: RunConfig, processes: int, wanted: int | None) -> tuple[int, str]:
-    """Devices per process, and the reason.
-
-    Raises:
-        UserError: the mesh does not fit that many processes or devices.
-    """
+    """Devices per process, and the reason. Raises UserError if the mesh does not fit that many processes or devices."""
     axes = config.mesh.plain().model_dump()
     fixed = math.prod(size for size in axes.values() if size != 'auto')
     if wanted is not None:

@@ -110,11 +110,7 @@ class Planner:
         self.room = MARGIN * hardware.memory  # bytes per device that a candidate may fill
 
     def as_configured(self) -> Candidate:
-        """The configuration itself.
-
-        Raises:
-            UserError: its mesh or batch is impossible.
-        """
+        """The configuration itself. Raises UserError if its mesh or batch is impossible."""
         mesh = resolve_mesh(self.config.mesh, self.hardware.n_devices, self.hardware.platform, self.hardware.slices)
         problem = self._model(mesh)
         if isinstance(problem, UserError):

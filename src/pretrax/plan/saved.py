@@ -177,7 +177,7 @@ def _read(path: pathlib.Path) -> tuple[Manifest, bytes]:
     except OSError as error:
         raise UserError(f'--compiled {path}: cannot be read: {error.strerror}') from error
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, RuntimeError) as error:
-        what = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        what = first_line(error)[:200] or type(error).__name__
         raise UserError(f'--compiled {path}: it is not a compiled step of pretrax, or it is damaged\n{what}') from error
     if hashlib.sha256(executable).hexdigest() != manifest.executable:
         raise UserError(f'--compiled {path}: it is damaged: the executable differs from its digest in the manifest')
@@ -208,7 +208,7 @@ def _load(path: pathlib.Path, manifest: Manifest, executable: bytes, run: Run, l
         # Trees and arguments come from the lowered step, whose program is the same.
         return jax.stages.Compiled(unloaded.load(), [], lowered.args_info, lowered.out_tree, no_kwargs=no_kwargs)
     except Exception as error:  # a malformed pickle can raise anything
-        what = (str(error).splitlines() or [''])[0] or type(error).__name__
+        what = first_line(error) or type(error).__name__
         raise UserError(f'--compiled {path}: the executable cannot be loaded on this machine\n{what[:300]}') from error
 
 

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pretrax.amounts import size
@@ -76,15 +75,9 @@ def memory_line(memory: dict[str, Any]) -> str:
 
 
 def _software() -> dict[str, Any]:
-    found = {'python': platform.python_version(), **versions()}
-    for package in _MORE_PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return {
         'time': round(time.time(), 3),
-        'versions': found,
+        'versions': {'python': platform.python_version(), **versions(_MORE_PACKAGES)},
         'git': git_state(pathlib.Path(__file__).parent),
         'command': without_secrets([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]),
         'flags': flags(),

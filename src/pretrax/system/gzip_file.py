@@ -8,11 +8,7 @@ MOST = 1 << 30  # bytes
 
 
 def gunzip(content: bytes) -> bytes:
-    """The content of a gzip file.
-
-    Raises:
-        ValueError: it is damaged, or longer than 1 GiB.
-    """
+    """The content of a gzip file. Raises ValueError if it is damaged, or longer than 1 GiB."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             plain = file.read(MOST + 1)

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from pretrax import __version__
@@ -14,10 +15,10 @@ _FLAGS = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
 _NO_MATTER = re.compile(r'--xla_force_host_platform_device_count=\d+|--xla_cpu_collective_\w+=\d+')
 
 
-def versions() -> dict[str, str]:
-    """Versions of pretrax and of every package that affects a compiled program, by name."""
+def versions(more: Sequence[str] = ()) -> dict[str, str]:
+    """Versions of pretrax, of every package that affects a compiled program, and of `more`, by name."""
     found = {'pretrax': __version__}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *more):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pretrax.errors import UserError
+from pretrax.errors import UserError, first_line
 from pretrax.option import argument
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def _fresh(file: 'TextFile') -> 'LineIndex | None':
     try:
         return find_index(file)
     except UserError as error:
-        print(error.args[0].splitlines()[0])
+        print(first_line(error))
         return None
 
 

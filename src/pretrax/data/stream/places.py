@@ -13,7 +13,7 @@ import zlib
 import numpy as np
 
 from pretrax.data.stream.blocks import START, Place
-from pretrax.errors import Report
+from pretrax.errors import Report, first_line
 from pretrax.storage import AnyPath
 from pretrax.storage.locate import write_whole
 from pretrax.system.json_file import parse_json
@@ -78,7 +78,7 @@ def _read(path: AnyPath, report: Report) -> list[Place]:
     except FileNotFoundError:
         return [START]
     except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
     report(f'stream: {path} cannot be used ({reason}); the text is read from the start')
     return [START]
 

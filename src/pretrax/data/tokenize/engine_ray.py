@@ -16,7 +16,7 @@ from pretrax.data.corpus.selection import RowCounts
 from pretrax.data.tokenize.encode_shard import EncodedDocuments, Job, Progress, encode_shard
 from pretrax.data.tokenize.engines import Engine
 from pretrax.data.tokenize.tokenized_shards import ShardWriter, TokenizedShard
-from pretrax.errors import UserError
+from pretrax.errors import UserError, first_line
 from pretrax.system.ray_connection import connect_ray
 
 _RESULTS_AHEAD = 4  # per task, before it waits until they are written
@@ -82,7 +82,7 @@ class Ray(Engine):
                     raise UserError(str(error.cause)) from None
                 raise
             except self._ray.exceptions.RayError as error:
-                reason = (str(error).splitlines() or ['no reason given'])[0]
+                reason = first_line(error) or 'no reason given'
                 raise UserError(
                     f'data.engine: Ray failed: {reason[:200]}\n  the next run continues with the unfinished shards'
                 ) from error

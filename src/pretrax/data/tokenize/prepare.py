@@ -33,7 +33,7 @@ from pretrax.data.tokenizers.tokenizer_files import TOKENIZER_JSON
 from pretrax.data.tokenizers.tokenizer_training import ModelName, train_and_report
 from pretrax.data.tokens.flat_tokens import VERSION, TokenizerIdentity, open_split, refuse_unreadable
 from pretrax.data.tokens.flat_tokens_writer import Writer, WrittenMeanwhileError, create
-from pretrax.errors import Report, UserError, system_errors
+from pretrax.errors import Report, UserError, first_line, system_errors
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.result import remove_unfinished, result_at
 from pretrax.system.atomic import write_file
@@ -176,7 +176,7 @@ def _difference(other: AnyPath, recipe: dict[str, Any]) -> str:
     try:
         theirs = open_split(other, TRAIN).manifest.source
     except UserError as error:
-        return f'cannot be used ({str(error).splitlines()[0]})'
+        return f'cannot be used ({first_line(error)})'
     different = [name for name in recipe if recipe[name] != theirs.get(name)]
     return 'has another ' + ' and another '.join(different) if different else ''
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pretrax.data.corpus.files import nearest
 from pretrax.data.tokenizers.decoding import byte_letters
 from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, PROBES, Tokenizer
-from pretrax.errors import UserError
+from pretrax.errors import UserError, first_line
 from pretrax.storage import AnyPath, locate_local
 from pretrax.system.json_file import read_settings
 from pretrax.system.software import need_extra
@@ -174,8 +174,7 @@ def _named_tiktoken(name: str) -> Tokenizer:
         encoding = tiktoken.get_encoding(name)
     except ValueError as error:
         raise UserError(
-            f'{TIKTOKEN}{name}: {str(error).splitlines()[0]}\n'
-            f'  expected one of {", ".join(tiktoken.list_encoding_names())}'
+            f'{TIKTOKEN}{name}: {first_line(error)}\n  expected one of {", ".join(tiktoken.list_encoding_names())}'
         ) from None
     except OSError as error:  # includes the exceptions of requests
         raise UserError(

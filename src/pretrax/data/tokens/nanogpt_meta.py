@@ -14,7 +14,7 @@ from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokenizers.tokenizer_files import TOKENIZER_JSON, character_tokenizer
 from pretrax.data.tokens.flat_tokens import TokenizerIdentity
 from pretrax.data.tokens.foreign_pickle import read_dict
-from pretrax.errors import Report, UserError
+from pretrax.errors import Report, UserError, first_line
 
 META_PKL, TOKENS_JSON = 'meta.pkl', 'tokens.json'
 _LARGEST = 64 << 20  # bytes of a meta.pkl
@@ -38,7 +38,7 @@ def find_meta(directory: Path, say: Report) -> Meta | None:
         try:
             characters = _characters(file)
         except UserError as error:  # nanoGPT itself needs no meta.pkl, and other programs write others
-            say(f'tokens: not used: {error.args[0].splitlines()[0]}')
+            say(f'tokens: not used: {first_line(error)}')
             return None
         tokenizer = character_tokenizer(characters, str(file))
         say(f'tokenizer: the {len(characters):,} characters of {file}')

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 # After Okabe and Ito 2008: distinguishable for color-blind readers, and dark enough for lines on white.
 COLORS = ('#0072b2', '#d55e00', '#00805f', '#b3598d', '#a87000', '#2f8fc4', '#5b5f6b', '#7a5cc0')
+MARKED = 60  # a line of at most as many points, such as evaluations, has a mark at each
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,11 +9,10 @@ from importlib.resources import files
 from typing import Any
 
 from pretrax.errors import printable
-from pretrax.view.charts.chart import COLORS, Chart, Line
+from pretrax.view.charts.chart import COLORS, MARKED, Chart, Line
 from pretrax.view.template import template
 
 _DASHES = ('solid', 'dash', 'dot', 'dashdot')
-_MARKED = 60  # a line of at most as many points, such as evaluations, has a mark at each
 
 
 def chart_figures(chart: Chart) -> list[dict[str, Any]]:
@@ -63,7 +62,7 @@ def _traces(line: Line, in_legend: bool) -> list[dict[str, Any]]:
         'name': label,
         'legendgroup': label,
         'showlegend': in_legend,
-        'mode': 'lines+markers' if len(line.x) <= _MARKED else 'lines',
+        'mode': 'lines+markers' if len(line.x) <= MARKED else 'lines',
         'line': {'color': color, 'dash': _DASHES[line.style % len(_DASHES)], 'width': 2},
     }
     if line.smoothed is None:

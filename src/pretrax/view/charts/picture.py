@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrax.errors import printable
 from pretrax.system.software import need_extra
-from pretrax.view.charts.chart import COLORS, Chart, Panel, log_ticks, number_text
+from pretrax.view.charts.chart import COLORS, MARKED, Chart, Panel, log_ticks, number_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +28,6 @@ _SETTINGS: Any = {
     'lines.linewidth': 1.6,
     'font.size': 10,
 }
-_MARKED = 60  # a line of at most as many points, such as evaluations, has a mark at each
 _WIDTH = 9.0  # inches
 _LONGEST = 90  # characters of a name
 
@@ -97,7 +96,7 @@ def _draw_panel(axes: 'Axes', panel: Panel, chart: Chart, number: int) -> None:
 
     for i, line in enumerate(panel.lines):
         color, style = COLORS[line.color % len(COLORS)], _STYLES[line.style % len(_STYLES)]
-        marker = 'o' if len(line.x) <= _MARKED else None
+        marker = 'o' if len(line.x) <= MARKED else None
         if line.smoothed is not None:
             axes.plot(line.x, line.y, color=color, alpha=0.25, linewidth=0.9)  # the points, pale
         values = line.y if line.smoothed is None else line.smoothed

@@ -63,9 +63,7 @@ def tiles(record: RunRecord) -> list[tuple[Definition, str]]:
 
 def one_line(record: RunRecord) -> str:
     """What ran where, and when it wrote its newest event."""
-    known = record.environment
-    parameters = known.get('parameters')
-    devices = f'{known["devices"]} x {known["device_kind"]}' if {'devices', 'device_kind'} <= known.keys() else ''
+    parameters, devices = record.environment.get('parameters'), dict(hardware_rows(record)).get('devices')
     newest = moment(max([event['time'] for event in record.events], default=None))
     size_of_model = f'{prefixed(float(parameters))} parameters' if parameters and _is_number(parameters) else ''
     return ' · '.join(filter(None, [size_of_model, devices, f'newest event {newest} UTC' if newest else '']))
