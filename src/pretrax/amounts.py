@@ -1,4 +1,11 @@
-"""Amounts as people read them: counts, sizes and times."""
+"""Amounts as people read them: counts, sizes and times, and names in the order of the numbers in them."""
+
+import re
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """The order in which run-2 comes before run-10."""
+    return [(int(part), '') if part.isdecimal() else (-1, part) for part in re.split(r'([0-9]{1,18})', name)]
 
 
 def prefixed(number: float, unit: str = '', space: str = ' ') -> str:

@@ -48,7 +48,8 @@ def advice_for(key: str, value: Any, given: Mapping[str, Any], known: Mapping[st
             meant = f'{meant}.{inner}'
         return f'write {assignment(meant, value)}' if is_shown else f'write {meant}'
     advice = table.advice.get(name, '')
-    length = _at(given, 'batch', 'sequence_length')
+    batch = given.get('batch')
+    length = batch.get('sequence_length') if isinstance(batch, Mapping) else None
     are_counts = all(type(each) is int and each > 0 for each in (value, length))
     if name.endswith('batch_size') and advice and is_shown and are_counts:
         return f'write batch.tokens={value * length} ({value} x {length}): {advice}'
@@ -65,9 +66,3 @@ def assignment(key: str, value: Any) -> str:
     value = spelled(key, value)
     text = value if isinstance(value, str) else json.dumps(value)
     return f'{key}={text}' if len(text) <= 60 else f'{key}=...'
-
-
-def _at(given: Any, *path: str) -> Any:
-    for key in path:
-        given = given.get(key) if isinstance(given, Mapping) else None
-    return given

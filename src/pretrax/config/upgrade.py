@@ -128,7 +128,8 @@ def _upgraded_values(value: Any, path: tuple[str, ...], names: Any) -> Any:
             value = names.nest(value)
         found = {}
         for key, below in value.items():
-            is_former = _dotted_name(key, path, names) and names.is_former(key.removeprefix('model.'), _one_of(below))
+            one = below[0] if isinstance(below, list) and below else below  # of several values in a sweep
+            is_former = _dotted_name(key, path, names) and names.is_former(key.removeprefix('model.'), one)
             new = f'model.{names.RENAMED[key.removeprefix("model.")]}' if is_former else key
             found[new] = _upgraded_values(below, (*path, key), names)
         return found
@@ -145,11 +146,6 @@ def _is_model(path: tuple[str, ...]) -> bool:
 def _dotted_name(key: str, path: tuple[str, ...], names: Any) -> bool:
     is_dotted = len(path) == 1 and path[0] in _OF_SEVERAL_RUNS and key.startswith('model.')
     return is_dotted and key.removeprefix('model.') in names.RENAMED
-
-
-def _one_of(value: Any) -> Any:
-    """A value of a key that has a list of them in a sweep."""
-    return value[0] if isinstance(value, list) and value else value
 
 
 def _edits(

@@ -7,13 +7,13 @@ the reports of all of them are in one place. Whoever started a process writes it
 """
 
 import dataclasses
-import re
 import signal
 import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from pretrax.amounts import natural_order
 from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, printable
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.system.atomic import write_file
@@ -80,13 +80,8 @@ def newest_reports(run_dir: AnyPath) -> list[AnyPath]:
         names = directory.files()
     else:
         names = [path.relative_to(directory).as_posix() for path in directory.glob('*/*.txt')]
-    newest = max((name.partition('/')[0] for name in names), key=_natural, default='')
+    newest = max((name.partition('/')[0] for name in names), key=natural_order, default='')
     return [directory / name for name in sorted(names) if name.partition('/')[0] == newest]
-
-
-def _natural(label: str) -> list[tuple[int, str]]:
-    """Orders 'base-9' before 'base-10'."""
-    return [(int(part), '') if part.isdecimal() else (-1, part) for part in re.split(r'(\d+)', label)]
 
 
 def in_words(code: int) -> str:

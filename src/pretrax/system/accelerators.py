@@ -41,7 +41,7 @@ def skip_absent_accelerators(variables: MutableMapping[str, str] = os.environ) -
     """
     if 'JAX_PLATFORMS' in variables or not idle_plugins() or _has_other_plugins():
         return
-    present = dict.fromkeys(platform for plugin, (platform, chip) in _PLUGINS.items() if _runs(plugin, chip))
+    present = dict.fromkeys(name for plugin, (name, chip) in _PLUGINS.items() if _is_installed(plugin) and _has(chip))
     variables['JAX_PLATFORMS'] = platforms = ','.join([*present, 'cpu'])
     jax = sys.modules.get('jax')
     if jax is not None and variables is os.environ and not jax.config.jax_platforms:  # it has read its variables
@@ -69,10 +69,6 @@ def idle_plugins() -> str:
         return ''
     plugins, chips = ' and '.join(idle), ' and no '.join(dict.fromkeys(idle.values()))
     return f'{plugins} {"is" if len(idle) == 1 else "are"} installed, but this machine has no {chips}'
-
-
-def _runs(plugin: str, chip: str) -> bool:
-    return _is_installed(plugin) and _has(chip)
 
 
 def _is_installed(plugin: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pretrax.amounts import age
+from pretrax.amounts import age, natural_order
 from pretrax.errors import UserError, first_line, system_errors
 from pretrax.observe.attempts import FAILED, FINISHED, LOST, RUNNING, STOPPED, State, attempts_of, read_attempts
 from pretrax.observe.attempts import FILE as ATTEMPTS
@@ -61,7 +61,7 @@ class RunSummary:
 STATES = (RUNNING, FINISHED, STOPPED, FAILED, LOST, 'unreadable')
 # What a list can be sorted by. A run without the number comes last.
 ORDERS: dict[str, Callable[[RunSummary], Any]] = {
-    'name': lambda run: _natural(run.name),
+    'name': lambda run: natural_order(run.name),
     'state': lambda run: run.state,
     'step': lambda run: -run.step,
     'progress': lambda run: None if run.progress is None else -run.progress,
@@ -89,7 +89,7 @@ def list_runs(directories: Sequence[str]) -> list[RunSummary]:
         for name, path in runs.items():
             found.setdefault(str(path), (str(path) if many else name, path))
     with ThreadPoolExecutor(16) as pool:  # file systems of clusters and buckets are slow to answer
-        return sorted(pool.map(lambda run: summary(*run), found.values()), key=lambda run: _natural(run.name))
+        return sorted(pool.map(lambda run: summary(*run), found.values()), key=lambda run: natural_order(run.name))
 
 
 def select(
@@ -98,7 +98,7 @@ def select(
     """The runs in these states (none: any) whose name matches a pattern, in an order of `ORDERS`."""
     kept = [run for run in runs if (not states or run.state in states) and fnmatch.fnmatchcase(run.name, pattern)]
     values = {run: value for run in kept if (value := ORDERS[order](run)) is not None and value == value}
-    known = sorted(values, key=lambda run: (values[run], _natural(run.name)))
+    known = sorted(values, key=lambda run: (values[run], natural_order(run.name)))
     return known + [run for run in kept if run not in values]
 
 
@@ -213,11 +213,6 @@ def _runs_in_bucket(directory: BucketPath) -> dict[str, AnyPath]:
     if '' in outermost:
         return {directory.name: directory}
     return {place: directory / place for place in outermost}
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """The order in which run-2 comes before run-10."""
-    return [(int(part), '') if part.isdecimal() else (-1, part) for part in re.split(r'([0-9]{1,18})', name)]
 
 
 def runs_text(runs: Sequence[RunSummary]) -> list[str]:

@@ -262,7 +262,9 @@ class _Search:
                 if self._is_left_out(entry.name, path, kind):
                     continue
                 if kind == 'folder':
-                    below = self._below(at, entry.name)
+                    last = len(self._pattern) - 1
+                    # The parts of the pattern behind those that match the name
+                    below = {n + 1 for n in at if n < last and _matches_part(self._pattern[n], entry.name)}
                     if deeper := {n for n in at if self._pattern[n] == '**' and not entry.name.startswith('.')}:
                         if entry.is_symlink() and self._is_loop(path, folder):
                             self._counts.leave_out(path, LOOP, f'it leads to {os.readlink(path)}, which contains it')
@@ -300,10 +302,6 @@ class _Search:
         target = os.path.join(os.path.realpath(link), '')
         inside = (os.path.join(os.path.realpath(folder), ''), os.path.join(self._root, ''))
         return any(one.startswith(target) for one in inside)
-
-    def _below(self, at: frozenset[int], name: str) -> set[int]:
-        """The parts of the pattern behind those that match the name of a folder."""
-        return {n + 1 for n in at if n + 1 < len(self._pattern) and _matches_part(self._pattern[n], name)}
 
     def _matches(self, at: frozenset[int], name: str) -> bool:
         last = len(self._pattern) - 1
