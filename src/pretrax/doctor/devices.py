@@ -20,6 +20,7 @@ from pretrax.run.devices import device_memory, simulate_cpus
 from pretrax.run.placement import n_slices
 
 _SIDE = 512
+_DEFECT = 'take this node out: a device that computes wrong numbers spoils the run. Then test or replace it'
 
 
 def start(context: Context) -> None:
@@ -72,8 +73,7 @@ def products(context: Context) -> Iterator[Finding]:
             if not np.array_equal(np.asarray(found), expected):
                 wrong.append(f'device {device.id} in {jnp.dtype(dtype).name}')
     if wrong:
-        fix = 'take this node out: a device that computes wrong numbers spoils the run. Then test or replace it'
-        yield failure('known product', f'wrong: {", ".join(wrong[:4])}', fix)
+        yield failure('known product', f'wrong: {", ".join(wrong[:4])}', _DEFECT)
     else:
         yield Finding('known product', f'exact on {len(jax.local_devices())} devices, f32 and bf16')
 
@@ -111,9 +111,8 @@ def rates(context: Context) -> Iterator[Finding]:
     counts, changed = _repeat(product, operands, first)
     found = [2 * side**3 * count / _SECONDS for count in counts]
     if changed:
-        fix = 'take this node out: a device that computes wrong numbers spoils the run. Then test or replace it'
         text = f'the same product gave other bits on device {", ".join(str(devices[i].id) for i in changed)}'
-        yield failure('products', text, fix)
+        yield failure('products', text, _DEFECT)
     known = lookup(devices[0].device_kind) if platform != 'cpu' else None
     share = f', at least {share_of(min(found), known.bf16, f"the peak of {known.name}")}' if known else ''
     text = f'{sum(found) / 1e12:.3g} TFLOP/s of {jnp.dtype(dtype).name} per node{share}'

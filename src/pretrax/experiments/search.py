@@ -24,6 +24,7 @@ from pretrax.experiments.trial_job import check_launch
 from pretrax.launch.local import share_of
 from pretrax.system.atomic import write_file
 from pretrax.system.software import need_extra
+from pretrax.view.search.report import parameter_text
 
 if TYPE_CHECKING:
     import optuna
@@ -257,7 +258,7 @@ class Searcher(contextlib.AbstractContextManager['Searcher']):
         else:
             self._study.tell(trial, state=states.FAIL if state == 'failed' else states.PRUNED)
         loss = '' if value is None else f' {self._search.metric} {value:.4f},'
-        chosen = ' '.join(f'{key}={_short(value)}' for key, value in trial.params.items())
+        chosen = ' '.join(f'{key}={parameter_text(value)}' for key, value in trial.params.items())
         self._say(f'trial {trial.number} {state}:{loss} {steps} steps   {chosen}{f"   ({why})" if why else ""}')
 
 
@@ -332,7 +333,3 @@ def _changed(known: str, now: str) -> str:
     ]
     keys = [key for before, after in pairs for key in {**before, **after} if before.get(key) != after.get(key)]
     return ', '.join(keys[:5]) or 'the version of pretrax'
-
-
-def _short(value: Any) -> str:
-    return f'{value:.4g}' if isinstance(value, float) else str(value)

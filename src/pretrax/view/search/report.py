@@ -76,7 +76,7 @@ def table(trials: Sequence[Trial], metric: str, parameters: Sequence[str]) -> li
     rows = [['trial', 'state', 'steps', metric, *parameters]]
     for trial in sorted(trials, key=_rank):
         value = '' if trial['value'] is None else f'{trial["value"]:.4f}'
-        values = [_text(trial['values'][key]) if key in trial['values'] else '' for key in parameters]
+        values = [parameter_text(trial['values'][key]) if key in trial['values'] else '' for key in parameters]
         rows.append([str(trial['number']), trial['state'], str(trial['steps'] or ''), value, *values])
     return rows
 
@@ -168,7 +168,10 @@ def _parallel(
     for number, trial in enumerate(ended):
         rank = sum(other['value'] < trial['value'] for other in ended) / max(len(ended) - 1, 1)
         red, green, blue = (round(low + (high - low) * rank) for low, high in zip(_BEST, _WORST, strict=True))
-        texts = [*(f'{key}={_text(trial["values"][key])}' for key in parameters), f'{metric} {trial["value"]:.4f}']
+        texts = [
+            *(f'{key}={parameter_text(trial["values"][key])}' for key in parameters),
+            f'{metric} {trial["value"]:.4f}',
+        ]
         lines.append(
             {
                 'x': list(range(len(axes))),
@@ -187,7 +190,7 @@ def _axis(name: str, values: Sequence[Any], log: bool) -> _Axis:
     """Numbers, their logarithms, or words at equal distances."""
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         numbers = [math.log(value) if log else value for value in values]
-        low, high = _text(min(values)), _text(max(values))
+        low, high = parameter_text(min(values)), parameter_text(max(values))
     else:
         words = sorted({value_text(value) for value in values})
         numbers = [words.index(value_text(value)) for value in values]
@@ -203,5 +206,6 @@ def _rank(trial: Trial) -> tuple[int, float, int]:
     return 1, -(trial['steps'] or 0), trial['number']
 
 
-def _text(value: Any) -> str:
+def parameter_text(value: Any) -> str:
+    """The value of a parameter, in a few digits."""
     return f'{value:.4g}' if isinstance(value, float) else value_text(value)
