@@ -58,7 +58,8 @@ def system_errors(problem: str, fix: str = '') -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f'{problem}: {getattr(error, "strerror", None) or error}{fix}') from error
+        reason = error.strerror or error if isinstance(error, OSError) else 'it is not text in UTF-8'
+        raise UserError(f'{problem}: {reason}{fix}') from error
 
 
 class UnavailableError(UserError):

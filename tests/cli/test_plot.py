@@ -237,7 +237,7 @@ def test_the_page_draws_the_points_without_a_network(tmp_path):
         (['runs'], {}, ['runs is not a run: it has no metrics.jsonl']),
         (['runs/small'], {'key': ['los']}, ["has no 'los', did you mean 'loss'?", 'it has: tokens, loss, goodput']),
         (['runs/small'], {'key': ['loss', 'mfu']}, ["has no 'mfu'", 'it has: tokens, loss, goodput, val_loss']),
-        (['runs/small'], {'out': 'a.jpg'}, ['cannot draw a.jpg', '.png, .svg, .pdf, .html or .csv']),
+        (['runs/small'], {'out': 'a.jpg'}, ['cannot write a.jpg', '.png, .svg, .pdf, .html, .csv']),
         (['runs/small'], {'out': 'runs/small/metrics.jsonl/a.svg'}, ['cannot write']),
         ([], {}, ['no run was given']),
     ],

@@ -126,7 +126,7 @@ def test_the_end_of_a_large_file_is_enough(runs, monkeypatch):
     [
         (['none'], 'none cannot be read: No such file'),
         (['runs/no-run'], 'no runs in runs/no-run'),
-        (['runs', '--out', 'a.txt'], '.csv or .json'),
+        (['runs', '--out', 'a.txt'], '.csv, .json'),
         (['runs', '--state', 'dead'], 'expected one of running, finished'),
         (['runs', '--sort', 'x'], "'x' is not one of"),
         (['http://x/y'], 'http:// is not supported'),

@@ -2,10 +2,20 @@
 
 import importlib.util
 import os
+from collections.abc import Collection
+from pathlib import PurePath
 
 from pretrax.errors import UserError, system_errors
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.locate import write_whole
+
+
+def suffix_of(out: str | None, suffixes: Collection[str]) -> str:
+    """The suffix of a file to write, in lower case; '' if there is none. Raises UserError if it is another one."""
+    suffix = PurePath(out or '').suffix.lower()
+    if out is not None and suffix not in suffixes:
+        raise UserError(f'cannot write {out}: expected a name that ends in {", ".join(suffixes)}')
+    return suffix
 
 
 def write_output(out: str, content: str | bytes) -> None:
@@ -16,16 +26,16 @@ def write_output(out: str, content: str | bytes) -> None:
         write_whole(path, content if isinstance(content, bytes) else content.encode())
 
 
-def write_new(path: AnyPath, text: str) -> None:
+def write_new(path: AnyPath, content: bytes) -> None:
     """Writes a file that does not exist yet, with its directories. Raises UserError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(path, BucketPath):
-            if path.exists() or not path.create(text.encode()):
+            if path.exists() or not path.create(content):
                 raise FileExistsError
         else:
-            with path.open('x') as new:
-                new.write(text)
+            with path.open('xb') as new:
+                new.write(content)
     except FileExistsError:
         raise UserError(f'{path} already exists and is not overwritten\n  choose another name') from None
     except OSError as error:

@@ -4,7 +4,6 @@ Runs that differ only in their seed form an arm. The first arm is the baseline.
 """
 
 import math
-import pathlib
 
 import typer
 
@@ -25,7 +24,7 @@ def compare(
     ),
     separate: bool = option('Every run is an arm of its own.', default=False),
 ) -> None:
-    from pretrax.cli._output import write_output
+    from pretrax.cli._output import suffix_of, write_output
     from pretrax.view.compare import text as compare_text
     from pretrax.view.compare.comparison import Options
     from pretrax.view.compare.comparison import compare as compared
@@ -38,9 +37,7 @@ def compare(
         '.csv': compare_text.as_csv,
         '.json': compare_text.as_json,
     }
-    suffix = pathlib.PurePath(out or '').suffix.lower()
-    if out is not None and suffix not in formats:
-        raise UserError(f'cannot write {out}: expected a name that ends in {", ".join(formats)}')
+    suffix = suffix_of(out, formats)
     if not (math.isfinite(confidence) and math.isfinite(window)):
         raise UserError('--confidence and --window must be numbers')
     if seed_noise is not None and not 0 < seed_noise < math.inf:

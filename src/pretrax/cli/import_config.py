@@ -31,6 +31,6 @@ def import_config(
     if out is None:
         print(text, end='')
         return
-    write_new(out, text)
+    write_new(out, text.encode())
     print('\n'.join(summary(translation)))
     print('next: ' + next_command(f'pretrax config show {out}'))

@@ -25,7 +25,7 @@ def init(
     text = starter.read_text().replace('starter.yaml', str(file)).replace('starter', file.stem)
     if isinstance(file, BucketPath):  # editors read a schema beside a file on a disk
         text = text.partition('\n')[2]
-    write_new(file, text)
+    write_new(file, text.encode())
     if not isinstance(file, BucketPath):
         _write_schema(file.with_name(SCHEMA), packaged_schema().read_text())
     print('next: ' + next_command(f'pretrax train {file}'))

@@ -1,10 +1,8 @@
 """Draw metrics of one or more runs."""
 
-import pathlib
 import shutil
 from typing import Literal
 
-from pretrax.errors import UserError
 from pretrax.option import argument, option
 
 
@@ -19,15 +17,13 @@ def plot(
     log_x: bool = option('A logarithmic x axis.', default=False),
     log_y: bool = option('Logarithmic y axes.', default=False),
 ) -> None:
-    from pretrax.cli._output import write_output
+    from pretrax.cli._output import suffix_of, write_output
     from pretrax.view.charts.curves import DRAWN, chart, curve, default_keys, load_runs, table
     from pretrax.view.charts.page import chart_page
     from pretrax.view.charts.picture import SUFFIXES, chart_picture
     from pretrax.view.charts.text import chart_text
 
-    suffix = pathlib.PurePath(out or '').suffix.lower()
-    if out is not None and suffix not in (*SUFFIXES, '.html', '.csv'):
-        raise UserError(f'cannot draw {out}: expected a name that ends in {", ".join(SUFFIXES)}, .html or .csv')
+    suffix = suffix_of(out, (*SUFFIXES, '.html', '.csv'))
     loaded = load_runs(runs, {*(key or DRAWN), x})
     curves = [curve(run, name, x) for name in dict.fromkeys(key or default_keys(loaded)) for run in loaded]
     if out is None:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import pathlib
 from typing import Literal
 
 from pretrax.errors import UserError
@@ -27,14 +26,12 @@ class Options:
 
 
 def runs(options: Options) -> None:
-    from pretrax.cli._output import write_output
+    from pretrax.cli._output import suffix_of, write_output
     from pretrax.view.run_list import STATES, list_runs, runs_text, select
     from pretrax.view.tables import csv_records
 
     out = options.out
-    suffix = pathlib.PurePath(out or '').suffix.lower()
-    if out is not None and suffix not in ('.csv', '.json'):
-        raise UserError(f'cannot write {out}: expected a name that ends in .csv or .json')
+    suffix = suffix_of(out, ('.csv', '.json'))
     for name in options.state:
         if name not in STATES:
             raise UserError(f'--state {name}: expected one of {", ".join(STATES)}')

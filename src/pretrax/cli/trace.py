@@ -4,10 +4,8 @@ By scope of the model, operation or source line: time, FLOP/s, bytes/s, fraction
 and gaps, with what to try. To trace steps, train with log.profile=3 or log.profile_on_slow=3.0.
 """
 
-import pathlib
 from typing import Literal
 
-from pretrax.errors import UserError
 from pretrax.option import argument, option
 
 
@@ -17,14 +15,12 @@ def trace(
     step: int | None = option('Only this step. [default: all steps of the newest trace]', metavar='N'),
     out: str | None = option('A .csv, .json or .html file. [default: the terminal]', '-o', metavar='FILE'),
 ) -> None:
-    from pretrax.cli._output import write_output
+    from pretrax.cli._output import suffix_of, write_output
     from pretrax.storage import locate
     from pretrax.view.trace.run_trace import open_newest
     from pretrax.view.trace.table import as_csv, as_html, as_json, text
 
-    suffix = pathlib.PurePath(out or '').suffix
-    if out is not None and suffix not in ('.csv', '.json', '.html'):
-        raise UserError(f'cannot write {out}: expected a name that ends in .csv, .json or .html')
+    suffix = suffix_of(out, ('.csv', '.json', '.html'))
     steps = open_newest(locate(run), step)
     if out is None:
         print(text(steps, by))

@@ -306,7 +306,7 @@ def test_the_command_prints_and_writes(gpus, tmp_path, capsys):
     for wrong, said in (
         ((tmp_path / 'nothing',), 'does not exist'),
         ((tmp_path,), 'has no trace'),
-        ((gpus, '--out', 'table.xlsx'), '.csv, .json or .html'),
+        ((gpus, '--out', 'table.xlsx'), '.csv, .json, .html'),
         ((gpus, '--out', tmp_path / 'table.csv' / 'below.csv'), 'cannot write'),
         ((gpus, '--step', '7'), 'step 7'),
     ):

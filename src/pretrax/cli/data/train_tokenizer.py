@@ -1,8 +1,9 @@
 """Train a tokenizer on text."""
 
-from pretrax.errors import UserError, system_errors
+from pretrax.cli._output import write_new
+from pretrax.errors import UserError
 from pretrax.option import REQUIRED, argument, option
-from pretrax.storage import BucketPath, locate
+from pretrax.storage import locate
 
 
 def train_tokenizer(
@@ -19,7 +20,6 @@ def train_tokenizer(
     from pretrax.data.text import find_corpus
     from pretrax.data.tokenize.prepare import Work, train_on_corpus
     from pretrax.data.tokenizers.tokenizer_training import MODELS
-    from pretrax.storage.locate import write_whole
 
     if model not in MODELS:
         raise UserError(f'--model {model}: no such model\n  expected {" or ".join(MODELS)}')
@@ -41,15 +41,5 @@ def train_tokenizer(
     work = Work(options.engine, options.workers) if isinstance(options, TextOptions) else Work()
     corpus = find_corpus(options, print)
     tokenizer = train_on_corpus(corpus, print, vocab_size or options.vocab_size or 4096, MODELS[model], work)
-    with system_errors(f'--out {out}: cannot write'):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(path, BucketPath):
-            is_written = path.create(tokenizer.content)
-        else:
-            write_whole(path, tokenizer.content)
-            is_written = True
-    if not is_written:
-        raise UserError(
-            f'--out {out}: another process has written it in the meantime\n  use that file, or write to another one'
-        )
-    print(f'wrote {out}\nnext: data.tokenizer={out} in a configuration, or after pretrax train CONFIG')
+    write_new(path, tokenizer.content)
+    print(f'next: data.tokenizer={out} in a configuration, or after pretrax train CONFIG')
