@@ -63,6 +63,7 @@ MAY_IMPORT = {
     'train': {'errors', 'shardlib', 'model', 'cost'},  # pure: no files, no terminal, no processes
     'run': BELOW_RUN | {'view'},
     'launch': {
+        'amounts',
         'option',
         'tables',
         'errors',
