@@ -118,3 +118,12 @@ def test_a_bucket_of_tokens_that_goes_away_ends_the_run_and_the_next_one_loses_n
         for run in (values, straight)
     )
     assert losses == expected
+
+
+@pytest.mark.parametrize('begin', [b'\x7fELF\x02\x01\x01\x00', b'\x89PNG\r\n\x1a\n'], ids=['program', 'image'])
+def test_a_text_that_is_none_leaves_no_directory(values, tmp_path, begin):
+    (tmp_path / 'wrong.txt').write_bytes(begin + bytes(range(256)) * 4)
+    values['data'] = {'text': str(tmp_path / 'wrong.txt'), 'vocab_size': 300}
+    with pytest.raises(UserError, match='not text'):
+        pretrain(config_from_values(values), progress=Quiet())
+    assert not Path(values['run_dir']).exists()

@@ -7,6 +7,7 @@ uploads it. Process 0 has the lock of the directory on the disk, and the lease `
 import contextlib
 import dataclasses
 import pathlib
+import shutil
 import time
 from collections.abc import Iterator
 
@@ -86,10 +87,10 @@ def open_directory(run_dir: AnyPath, lease_seconds: float, report: Report) -> It
             try:
                 yield RunDirectory(local, lock)
             except UserError:
-                # A mistake left only the lock file.
-                if is_new and is_first_process() and [path.name for path in local.iterdir()] == [FILE]:
-                    (local / FILE).unlink()
-                    local.rmdir()
+                # A mistake left only the lock file, and perhaps an empty directory for tokens.
+                written = [path for path in local.rglob('*') if not path.is_dir()]
+                if is_new and is_first_process() and written == [local / FILE]:
+                    shutil.rmtree(local)
                 raise
             return
         directory = dataclasses.replace(_open_bucket(run_dir, local, lease_seconds, report, stack), lock=lock)
