@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pretrax.system import line_files
@@ -63,6 +63,7 @@ def one_by_one(content):
     end=st.sampled_from([b'', b'\n']),
     piece=st.sampled_from([1, 40, 1 << 18]),
 )
+@example(lines=[b'{"step": 1, "note": "", "mfu": 2}', b'{"step": 2, "loss": 3}'], end=b'', piece=1 << 18)
 def test_pieces_have_the_numbers_of_the_lines(lines, end, piece):
     content = b'\n'.join(lines) + end
     with pytest.MonkeyPatch.context() as patch:

@@ -154,13 +154,13 @@ class _Growing:
     """A column that is being read."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[np.ndarray, np.ndarray]] = []  # lines and values
-        self._count, self._is_exact = 0, True
+        self._lines: list[np.ndarray] = []  # shared by columns of the same lines
+        self._values, self._is_exact = array('d'), True
 
-    def add(self, lines: np.ndarray, values: np.ndarray, is_exact: bool) -> None:
-        self._parts.append((lines, values))
-        self._count += len(values)
-        if self._count > MOST and not is_exact:
+    def add(self, lines: np.ndarray, values: array, is_exact: bool) -> None:
+        self._lines.append(lines)
+        self._values.extend(values)
+        if len(self._values) > MOST and not is_exact:
             self._is_exact = False
             self._thin(MOST)
 
@@ -169,10 +169,10 @@ class _Growing:
         kept = extremes(values, lines, most)
         if kept is not None:
             lines, values = lines[kept], values[kept]
-        self._parts, self._count = [(lines, values)], len(values)
+        self._lines, self._values = [lines], array('d', values.tobytes())
 
     def _merged(self) -> tuple[np.ndarray, np.ndarray]:
-        lines, values = (np.concatenate(arrays) for arrays in zip(*self._parts, strict=True))
+        lines, values = np.concatenate(self._lines), np.frombuffer(self._values)
         if (lines[1:] < lines[:-1]).any():
             order = np.argsort(lines, kind='stable')
             lines, values = lines[order], values[order]
@@ -189,8 +189,8 @@ class _Growing:
     def whole(self, count: int, missing: float) -> np.ndarray:
         """A value for each of `count` lines, float64."""
         found = np.full(count, missing, np.float64)
-        for lines, values in self._parts:
-            found[lines] = values
+        if self._lines:
+            found[np.concatenate(self._lines)] = self._values
         return found
 
 
@@ -198,7 +198,7 @@ def _is_ours(record: Any) -> bool:
     return type(record) is dict and is_metrics(record) and abs(record['step']) < 2**62
 
 
-type _Table = tuple[np.ndarray, dict[str, np.ndarray]]  # places of lines in a piece, and their numbers by key, float64
+type _Table = tuple[np.ndarray, dict[str, array]]  # places of lines in a piece, and their numbers by key
 
 
 def _read_alike(content: bytes, count: int, wanted: Collection[str] | None) -> tuple[list[_Table], list[int]]:
@@ -228,7 +228,7 @@ def _read_alike(content: bytes, count: int, wanted: Collection[str] | None) -> t
     return tables, sorted(others)
 
 
-def _read_numbers(shape: bytes, lines: bytes, wanted: Collection[str] | None) -> dict[str, np.ndarray] | None:
+def _read_numbers(shape: bytes, lines: bytes, wanted: Collection[str] | None) -> dict[str, array] | None:
     """{key: numbers} of lines of a shape; None if they are not lines of metrics with nothing but finite numbers."""
     keys = re.findall('"(.*?)"', shape.decode()) if _SHAPE.fullmatch(shape) else ()
     if 'step' not in keys or len({*keys, 'nonfinite'}) <= len(keys):
@@ -238,7 +238,7 @@ def _read_numbers(shape: bytes, lines: bytes, wanted: Collection[str] | None) ->
         columns = {key: values[place :: len(keys)] for place, key in enumerate(keys)}
         if set(map(type, columns['step'])) != {int} or max(map(abs, columns['step'])) >= 2**62:
             return None
-        return {key: np.frombuffer(array('d', columns[key])) for key in keys if wanted is None or key in wanted}
+        return {key: array('d', columns[key]) for key in keys if wanted is None or key in wanted}
     except (ValueError, OverflowError):
         return None
 
@@ -251,4 +251,4 @@ def _numbers_of(records: Mapping[int, dict[str, Any]], wanted: Collection[str] |
             if type(value) in (float, int) and (wanted is None or key in wanted):
                 found[key][place] = value if type(value) is float else float(str(value))  # it may be beyond f64
     for key, numbers in found.items():
-        yield np.array([*numbers]), {key: np.array([*numbers.values()])}
+        yield np.array([*numbers]), {key: array('d', numbers.values())}
