@@ -28,8 +28,8 @@ SCRIPT = """\
 #SBATCH --output="/shared/my runs/slurm-%j.txt"
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@300
-#SBATCH --requeue
 #SBATCH --no-kill
+#SBATCH --requeue
 """
 
 

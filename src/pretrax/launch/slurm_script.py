@@ -30,17 +30,9 @@ def run_script(
         output: file for its output; `%j` is the number of the job.
         elastic: a lost node does not end the job.
     """
-    options = {
-        'job-name': name,
-        **_resources(resources),
-        'chdir': str(directory),
-        'output': str(output),
-        'open-mode': 'append',
-        'signal': f'B:TERM@{_before_limit(resources.minutes)}',
-        'requeue': None,
-        **({'no-kill': None} if elastic else {}),
-    }
-    return _script(options, resources.sbatch, '\n' + fill_template('slurm_run.sh', command=shlex.join(command)))
+    own = {'signal': f'B:TERM@{_before_limit(resources.minutes)}', **({'no-kill': None} if elastic else {})}
+    body = fill_template('slurm_run.sh', command=shlex.join(command))
+    return _script(name, resources, directory, output, own, '\n' + body)
 
 
 def rows_script(
@@ -60,16 +52,8 @@ def rows_script(
         output: file for the output of a row; `%a` is its number.
         array: the rows, as sbatch writes them: '1-8%3' are eight, of which at most three run at the same time.
     """
-    options = {
-        'job-name': name,
-        'array': array,
-        **_resources(resources),
-        'chdir': str(directory),
-        'output': str(output),
-        'open-mode': 'append',
-        'requeue': None,
-    }
-    return _script(options, resources.sbatch, f'\nexec {shlex.join(command)} --row $SLURM_ARRAY_TASK_ID\n')
+    body = f'\nexec {shlex.join(command)} --row $SLURM_ARRAY_TASK_ID\n'
+    return _script(name, resources, directory, output, {'array': array}, body)
 
 
 def stop_within(resources: Resources) -> int:
@@ -112,8 +96,18 @@ def _resources(resources: Resources) -> dict[str, str | None]:
     return ({} if shared else {'exclusive': None}) | {name: str(value) for name, value in wanted.items() if value}
 
 
-def _script(options: dict[str, str | None], extra: Sequence[str], body: str) -> str:
-    given = dict(_option(text) for text in extra)
+def _script(
+    name: str,
+    resources: Resources,
+    directory: pathlib.Path,
+    output: pathlib.Path,
+    own: dict[str, str | None],
+    body: str,
+) -> str:
+    """A script with the options that all jobs have, and its own."""
+    places = {'chdir': str(directory), 'output': str(output), 'open-mode': 'append'}
+    options = {'job-name': name} | _resources(resources) | places | own | {'requeue': None}
+    given = dict(_option(text) for text in resources.sbatch)
     names = {_OPPOSITES.get(name, name) for name in given}
     kept = {name: value for name, value in options.items() if name not in names}
     lines = [
