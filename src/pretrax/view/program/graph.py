@@ -62,11 +62,11 @@ def groups_of(program: Program) -> Group:
 
 def edges_of(program: Program) -> list[Edge]:
     """The arrays between the operations that the picture shows."""
-    resolve = _Sources(program)
+    resolve, hidden = _Sources(program), _PLUMBING | CONTROL
     found: dict[tuple[str, str, str], Edge] = {}
     for name in program.running:
         for one in program.computations[name]:
-            if one.operation in _PLUMBING or (one.operation == 'parameter' and name != ENTRY) or _is_control(one):
+            if one.operation in hidden or (one.operation == 'parameter' and name != ENTRY):
                 continue
             for operand in one.operands:
                 for source, written in resolve(name, operand, ()):
@@ -74,10 +74,6 @@ def edges_of(program: Program) -> list[Edge]:
                         edge = Edge(source, one.name, plain_type(written), bytes_of(written, ''))
                         found.setdefault((source, one.name, edge.type), edge)
     return list(found.values())
-
-
-def _is_control(one: Operation) -> bool:
-    return one.operation in CONTROL
 
 
 def _fill(
@@ -88,7 +84,7 @@ def _fill(
     for one in body:
         if one.operation in _PLUMBING or (one.operation == 'parameter' and computation != ENTRY) or not one.operation:
             continue
-        if _is_control(one):
+        if one.operation in CONTROL:
             for called in dict.fromkeys(one.calls):
                 if called in program.running:
                     _fill_loop(program, one, called, group, inside_loop, above)
@@ -148,7 +144,7 @@ def _phases_in(program: Program, computation: str) -> Counter[str]:
     kernels: Counter[str] = Counter()
     for one in program.computations[computation]:
         phase = 'backward' if one.phase == 'recomputation' else one.phase
-        if _is_control(one):
+        if one.operation in CONTROL:
             for called in one.calls:
                 if called in program.running:
                     products += _phases_in(program, called)
@@ -170,7 +166,7 @@ def _common_scope(program: Program, computation: str, above: tuple[str, ...]) ->
 def _control_flow(program: Program, computation: str) -> Iterator[tuple[Operation, str]]:
     """The loops, calls and branches in a computation, each with the computations that it runs."""
     for one in program.computations[computation]:
-        if _is_control(one):
+        if one.operation in CONTROL:
             yield from ((one, called) for called in one.calls if called in program.running)
 
 
@@ -255,7 +251,7 @@ class _Sources:
                 operand = 0 if call.operation == 'while' else int(number)
                 if operand < len(call.operands):
                     yield from self(caller, call.operands[operand], path)
-        elif _is_control(one):
+        elif one.operation in CONTROL:
             yield from self._results(one, path)
         else:
             yield one.name, one.result
