@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gzip
 import json
 from collections.abc import Sequence
 from html import escape
@@ -46,6 +47,11 @@ def page_of(name: str, figures: Sequence[dict[str, Any]], **more: Any) -> str:
 def plotly_script() -> str:
     """The JavaScript of Plotly's Cartesian charts: the npm package plotly.js-cartesian-dist-min (MIT license)."""
     return files(str(__package__)).joinpath('plotly.min.js').read_text(encoding='utf-8')
+
+
+@functools.cache
+def compressed_plotly() -> bytes:
+    return gzip.compress(plotly_script().encode(), 6, mtime=0)
 
 
 def in_script(value: Any) -> str:

@@ -24,7 +24,7 @@ from pretrax.serve.errors import ApiError, busy
 from pretrax.serve.limits import Refusals
 from pretrax.serve.listen import listen, signalled
 from pretrax.storage import BucketPath
-from pretrax.view.charts.page import plotly_script
+from pretrax.view.charts.page import compressed_plotly
 from pretrax.view.live.feed import Feed
 from pretrax.view.live.run import WatchedRun
 from pretrax.view.live.runs import Places
@@ -115,15 +115,10 @@ async def _events(feed: Feed, request: Request) -> Response:
 
 async def _plotly(request: Request) -> Response:
     headers = {'cache-control': 'max-age=3600', 'vary': 'accept-encoding', 'x-content-type-options': 'nosniff'}
-    content = await asyncio.to_thread(_compressed_plotly)
+    content = await asyncio.to_thread(compressed_plotly)
     if 'gzip' not in request.headers.get('accept-encoding', ''):
         return Response(gzip.decompress(content), headers=headers, media_type='text/javascript')
     return Response(content, headers=headers | {'content-encoding': 'gzip'}, media_type='text/javascript')
-
-
-@functools.cache
-def _compressed_plotly() -> bytes:
-    return gzip.compress(plotly_script().encode(), 6, mtime=0)
 
 
 async def watch_in_browser(

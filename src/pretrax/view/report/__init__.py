@@ -5,8 +5,6 @@ of every curve exactly, so that the page can zoom to single steps.
 """
 
 import base64
-import functools
-import gzip
 import json
 import pathlib
 
@@ -14,7 +12,7 @@ from pretrax.amounts import duration
 from pretrax.errors import system_errors
 from pretrax.storage import AnyPath
 from pretrax.storage.locate import write_whole
-from pretrax.view.charts.page import in_script, plotly_script
+from pretrax.view.charts.page import compressed_plotly, in_script
 from pretrax.view.definitions import FIGURES
 from pretrax.view.record.run_record import RunRecord, read_run
 from pretrax.view.report import facts
@@ -63,7 +61,7 @@ def render(record: RunRecord, directory: AnyPath) -> str:
     measured = data['time'] and data['time']['measured']
     finite = json.loads(json.dumps(data), parse_constant=lambda name: None)  # JSON has no NaN and no infinity
     return template('report/page.html').render(
-        plotly=_plotly(),
+        plotly=base64.b64encode(compressed_plotly()).decode(),
         record=record,
         data=in_script(finite),
         charts=charts,
@@ -86,9 +84,3 @@ def render(record: RunRecord, directory: AnyPath) -> str:
         memory_hint=' · '.join(f'{name} {amount.partition(":")[0]}' for name, amount in memory_rows),
         time_hint=f'{duration(measured)}, measured' if measured else '',
     )
-
-
-@functools.cache
-def _plotly() -> str:
-    """Plotly, compressed, as text."""
-    return base64.b64encode(gzip.compress(plotly_script().encode(), 6, mtime=0)).decode()
