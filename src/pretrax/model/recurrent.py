@@ -296,16 +296,16 @@ def decays(decay: f32['B L G R'], segments: i32['B L']) -> Decays:
 
     A state from before the row belongs to the row's first document.
     """
-    total = jnp.moveaxis(jnp.cumsum(cut(decay), axis=2), 2, -1)  # [B, n, G, R, C]
-    length = segments.shape[1]
-    last = jnp.pad(segments, ((0, 0), (0, -length % min(CHUNK, length))), mode='edge')
+    # XLA for CPUs would compute both again for each pair
+    total = jax.lax.optimization_barrier(jnp.moveaxis(jnp.cumsum(cut(decay), axis=2), 2, -1))  # [B, n, G, R, C]
+    last = jnp.pad(segments, ((0, 0), (0, -segments.shape[1] % total.shape[-1])), mode='edge')
     document = cut(last)[:, :, None, None]  # [B, n, 1, 1, C]
     ends = document[..., -1]
     before = jnp.concatenate([document[:, :1, ..., 0], ends[:, :-1]], axis=1)
-    here = jnp.arange(total.shape[-1])
-    visible = (here[:, None] >= here) & (document[..., :, None] == document[..., None, :])
+    visible = jnp.tril(document[..., :, None] == document[..., None, :])
+    hidden = jax.lax.optimization_barrier(jnp.where(visible, 0, -jnp.inf))  # before exp, which may overflow there
     return Decays(
-        _exp(total[..., :, None] - total[..., None, :], visible),
+        jnp.exp(total[..., :, None] - total[..., None, :] + hidden),
         _exp(total, document == before[..., None]),
         _exp(total[..., -1:] - total, document == ends[..., None]),
         _exp(total[..., -1], ends == before),
