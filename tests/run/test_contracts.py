@@ -323,6 +323,11 @@ def mine(first, second, third, layer=None):
         ('feed_forward', 'first[..., :8]', 4, 'raised'),
         ('mixer', 'second.nothing', 6, 'raised AttributeError'),
         ('loss', 'first.nothing', 6, 'raised AttributeError'),
+        ('mixer', 'None', 4, 'the mixer returned NoneType'),
+        ('mixer', "first.astype('float16')", 4, 'the mixer returned float16[2, 4, 16] on each device; expected '),
+        ('feed_forward', '(first, first)', 4, 'the feed_forward returned tuple'),
+        ('loss', '0.0', 4, 'the loss returned float on each device; expected a number for each token: f32[2, 16]'),
+        ('loss', 'second.mask.mean()', 4, 'the loss returned float32[] on each device'),
     ],
 )
 def test_a_wrong_part_of_the_decoder_is_refused_with_its_line(tmp_path, capsys, kind, result, line, message):

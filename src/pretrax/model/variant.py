@@ -67,14 +67,16 @@ def variant(kind: str, function: Callable[..., Any]) -> type[Model]:
 
 def _with_mixer(function: Callable[..., Any]) -> dict[str, Any]:
     def mixer(h: jax.Array, w: Any, tokens: Any, layer: Any) -> jax.Array:
-        return norm(function(h, w, tokens, layer), w.norm1_after, None, layer.arch)
+        result = _checked('mixer', function(h, w, tokens, layer), h.shape, h.dtype)
+        return norm(result, w.norm1_after, None, layer.arch)
 
     return {'layer_block': functools.partial(block, mixer=mixer)}
 
 
 def _with_feed_forward(function: Callable[..., Any]) -> dict[str, Any]:
     def mlp(h: jax.Array, w: Any, tokens: Any, layer: Any) -> tuple[jax.Array, None]:
-        return norm(function(h, w, tokens, layer), w.norm2_after, None, layer.arch), None
+        result = _checked('feed_forward', function(h, w, tokens, layer), h.shape, h.dtype)
+        return norm(result, w.norm2_after, None, layer.arch), None
 
     return {'layer_block': functools.partial(block, mlp=mlp)}
 
@@ -85,13 +87,23 @@ def _with_loss(function: Callable[..., Any]) -> dict[str, Any]:
     def terms(logits: jax.Array, batch: Batch, vocab_size: int, z_loss: float) -> LossTerms:
         usual = loss_terms(logits, batch, vocab_size, z_loss)
         nll, count = jax.lax.stop_gradient(usual['nll'][0]), usual['nll'][1]
-        own = jnp.sum(function(logits, batch, vocab_size) * batch.mask)
+        losses = _checked('loss', function(logits, batch, vocab_size), batch.mask.shape)
+        own = jnp.sum(losses * batch.mask)
         return usual | {'nll': (nll, count), 'own_loss': (own - nll, count)}
 
     def counts(batch: Batch, z_loss: float) -> dict[str, f32['']]:
         return denominators(batch, z_loss) | {'own_loss': jnp.sum(batch.mask)}
 
     return {'token_terms': terms, 'token_counts': counts}
+
+
+def _checked(part: str, result: Any, shape: tuple[int, ...], dtype: Any = '') -> jax.Array:
+    """The result of a user's part. Raises TypeError if it has another shape per device, or another dtype."""
+    if getattr(result, 'shape', None) != shape or (dtype and result.dtype != dtype):
+        found = f'{result.dtype}{list(result.shape)}' if hasattr(result, 'shape') else type(result).__name__
+        expected = f'{dtype or "a number for each token: f32"}{list(shape)}'
+        raise TypeError(f'the {part} returned {found} on each device; expected {expected}')
+    return result
 
 
 _REPLACED = {'mixer': _with_mixer, 'feed_forward': _with_feed_forward, 'loss': _with_loss}
