@@ -135,6 +135,11 @@ def test_an_export_and_a_name_are_the_same_model(result, model, tmp_path, capsys
         (lambda model: model.logits([[1], [2, 3]]), r'^tokens has rows of different lengths'),
         (lambda model: model.evaluate(5), r'^text is 5; expected a text'),
         (lambda model: model.evaluate(''), r'^the text has no text$'),
+        (
+            lambda model: pretrax.load_config('quickstart', 'steps=3'),
+            r"expected a list of key=value\nwrite \['steps=3'\]",
+        ),
+        (lambda model: pretrax.pretrain('quickstart', {'steps': 3}), r"^overrides is .*\nwrite \['steps=3'\]"),
         (lambda model: pretrax.pretrain(5), r'^config is 5; expected a file, the values'),
         (lambda model: pretrax.pretrain({'modle': {}, 'name': 'x', 'steps': 1, 'data': {}}), r'modle is not a key'),
     ],

@@ -52,7 +52,7 @@ def pretrain(
             process trains the run; none of its checkpoints is readable; or too many steps in a row were skipped.
     """
     progress = progress or Progress()
-    config = settled(_config(config, tuple(overrides)), progress.message)
+    config = settled(_config(config, overrides), progress.message)
     return train(config, allow_changes=allow_changes, verbose=verbose, progress=progress, on_step=on_step)
 
 
@@ -75,7 +75,7 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     return setup.prepare(config, report, devices)
 
 
-def _config(given: Any, overrides: tuple[str, ...]) -> RunConfig:
+def _config(given: Any, overrides: Iterable[str]) -> RunConfig:
     if isinstance(given, RunConfig):
         if overrides:
             raise UserError('overrides change a file or values, not a loaded configuration\ngive them to load_config')

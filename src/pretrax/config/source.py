@@ -79,8 +79,11 @@ def parse_overrides(overrides: Iterable[str]) -> Layer:
     """Reads `a.b=value` strings, with values in YAML, as one layer.
 
     Raises:
-        UserError: a string is not `key=value`, a key is given twice, or a value is not YAML.
+        UserError: it is not a list, a string is not `key=value`, a key is given twice, or a value is not YAML.
     """
+    if isinstance(overrides, str | Mapping):  # of a caller in Python
+        pairs = [overrides] if isinstance(overrides, str) else [f'{key}={value}' for key, value in overrides.items()]
+        raise UserError(f'overrides is {shown(overrides)}; expected a list of key=value\nwrite {pairs}')
     merged: dict[str, Any] = {}
     origins: dict[KeyPath, str] = {}
     for override in overrides:
