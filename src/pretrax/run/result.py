@@ -88,6 +88,8 @@ class Result:
             for _, _, content in read_pieces(file):
                 lines = content.split(b'\n')
                 for kind, texts in _TEXTS.items():
+                    if not any(text in content for text in texts):
+                        continue
                     candidates = (line for line in reversed(lines) if any(text in line for text in texts))
                     records = (record for line in candidates for record in parse_lines(line) if type(record) is dict)
                     ours = (record for record in records if is_metrics(record) and is_evaluation(record) is kind)
