@@ -248,15 +248,17 @@ def dot_product_attention(
     visible: bool_['B L S'],
     scores: Scores,
     sinks: f32['H'] | None = None,
-    seeds: u32['B L K G two'] | None = None,
+    seeds: u32['B K G L two'] | None = None,
     first_key: int = 0,
 ) -> jax.Array:
     """softmax(q k^T / sqrt(D)) v over the visible keys. Vaswani et al. 2017, arXiv:1706.03762, eq. 1.
 
+    Heads come first, so that neither tokens nor the [L, S] matrices are transposed.
+
     Args:
-        q: queries [B, L, H, D] on one device; heads are not shared between devices.
-        k: keys [B, S, K, D].
-        v: values [B, S, K, D]; their width may differ.
+        q: queries [B, K, G, L, D] on one device; heads are not shared between devices.
+        k: keys [B, K, S, D].
+        v: values [B, K, S, D]; their width may differ.
         visible: whether a query sees a key.
         scores: the divisor, sqrt(D) in most families, and the soft cap.
         sinks: one more score of each head, without a value.
@@ -264,23 +266,18 @@ def dot_product_attention(
         first_key: the place of the first key in the sequence, for dropout.
 
     Returns:
-        [B, L, H, D of v] in the dtype of v. The scores and the softmax are f32.
+        [B, K, G, L, D of v] in the dtype of v. The scores and the softmax are f32.
     """
-    B, L, H, D = q.shape
-    K = k.shape[2]
-    # Heads come first, so that the [L, S] matrices are not transposed.
-    grouped = jnp.moveaxis(q.reshape(B, L, K, H // K, D), 1, 3)  # [B, K, G, L, D]
-    score = scores.score(query_key_products(grouped, k))  # [B, K, G, L, S]
+    score = scores.score(query_key_products(q, k))  # [B, K, G, L, S]
     masked = jnp.where(visible[:, None, None], score, jnp.finfo(jnp.float32).min)
     if sinks is None:
         probability = jax.nn.softmax(masked, axis=-1)
     else:
-        more = jnp.broadcast_to(sinks.reshape(K, H // K, 1, 1), (*masked.shape[:-1], 1))
+        more = jnp.broadcast_to(sinks.reshape(*q.shape[1:3], 1, 1), (*masked.shape[:-1], 1))
         probability = jax.nn.softmax(jnp.concatenate([masked, more], axis=-1), axis=-1)[..., :-1]
     if seeds is not None:
-        probability = drop_probabilities(probability, jnp.moveaxis(seeds, 1, 3), first_key, scores.dropout)
-    probability = save(probability.astype(v.dtype), 'probability')
-    return jnp.moveaxis(weighted_values(probability, v), 3, 1).reshape(B, L, H, -1)
+        probability = drop_probabilities(probability, seeds, first_key, scores.dropout)
+    return weighted_values(save(probability.astype(v.dtype), 'probability'), v)
 
 
 def _blockwise(
@@ -293,16 +290,24 @@ def _blockwise(
     seeds: u32['B/r/d/e L two'] | None,
 ) -> num['B/r/d/e L H/t/c D']:
     """Plain XLA: blocks of queries, each with the keys that it may see, which is about half of them."""
-    length = q.shape[1]
+    B, length, H, _ = q.shape
+    K = k.shape[2]
     if length > BLOCK:
         return long_attention((q, k, v), segments, scores, sinks, seeds)
-    of_heads = None if seeds is None else seeds_of_heads(seeds, k.shape[2], q.shape[2], 't c')
+    of_heads = None if seeds is None else jnp.moveaxis(seeds_of_heads(seeds, K, H, 't c'), 1, 3)
+    starts = range(0, length, SHORT)
+    sizes = [min(SHORT, length - start) for start in starts]
+    # Split, not sliced: the gradient of slices is a sum of padded arrays
+    q_blocks = jax.lax.split(jnp.moveaxis(q.reshape(B, length, K, H // K, -1), 1, 3), sizes, axis=3)
+    k_blocks, v_blocks = (jax.lax.split(jnp.moveaxis(x, 1, 2), sizes, axis=2) for x in (k, v))
     outputs = []
-    for start in range(0, length, SHORT):
-        first = max(0, start - scores.window + 1) if scores.window else 0  # the first key that the block sees
-        queries, keys = slice(start, start + SHORT), slice(first, start + SHORT)
+    for i, start in enumerate(starts):
+        # The first block of keys that the queries see
+        j = max(0, start - scores.window + 1) // SHORT if scores.window else 0
+        queries, keys = slice(start, start + SHORT), slice(j * SHORT, start + SHORT)
         distance = np.arange(length)[queries, None] - np.arange(length)[None, keys]
         visible = scores.sees(distance) & (segments[:, queries, None] == segments[:, None, keys])
-        own = None if of_heads is None else of_heads[:, queries]
-        outputs.append(dot_product_attention(q[:, queries], k[:, keys], v[:, keys], visible, scores, sinks, own, first))
-    return save(jnp.concatenate(outputs, axis=1), 'attention')
+        own = None if of_heads is None else of_heads[:, :, :, queries]
+        block = (q_blocks[i], *(jnp.concatenate(x[j : i + 1], axis=2) for x in (k_blocks, v_blocks)))
+        outputs.append(dot_product_attention(*block, visible, scores, sinks, own, j * SHORT))
+    return save(jnp.moveaxis(jnp.concatenate(outputs, axis=3), 3, 1).reshape(B, length, H, -1), 'attention')

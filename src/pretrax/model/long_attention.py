@@ -17,6 +17,7 @@ import numpy as np
 from pretrax.model.context import HIDDEN
 from pretrax.model.dropout import drop_probabilities, seeds_of_heads
 from pretrax.model.scores import Scores
+from pretrax.model.xla_cpu import halves
 from pretrax.shardlib import i32, num, save, vary_together
 
 FEWEST, MOST = 128, 512  # tokens of a block, which is a 16th of a sequence between these
@@ -113,7 +114,7 @@ def _backward(scores: Scores, residuals: tuple[Any, ...], d_out: num['B K G L D'
         seen, d_product = (x.astype(k.dtype).reshape(*x.shape[:3], -1) for x in (seen, d_product))
         d_k.append(d_product @ q_block)
         d_v.append(seen @ d_out_block)
-        more = _dot('bkds,bksn->bkdn', k_block.mT, d_product)
+        more = _dot('bkhsd,bkhsn->bkdn', *halves(k_block, d_product))
         d_q = d_q.at[..., queries].add(more.reshape(*d_q.shape[:4], -1))
     d_sinks = None
     if sinks is not None:  # a sink is a key whose value is zero

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 @jax.custom_vjp
 def query_key_products(q: jax.Array, k: jax.Array) -> jax.Array:
-    """Queries [B, K, G, L, D] times keys [B, S, K, D]: f32[B, K, G, L, S]. The backward pass is in the keys' dtype."""
-    return jnp.einsum('bkgld,bskd->bkgls', q, k, preferred_element_type=jnp.float32)
+    """Queries [B, K, G, L, D] times keys [B, K, S, D]: f32[B, K, G, L, S]. The backward pass is in the keys' dtype."""
+    return jnp.einsum('bkgld,bksd->bkgls', q, k, preferred_element_type=jnp.float32)
 
 
 def _products_forward(q: jax.Array, k: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -22,7 +22,7 @@ def _products_forward(q: jax.Array, k: jax.Array) -> tuple[jax.Array, tuple[jax.
 def _products_backward(residuals: tuple[jax.Array, jax.Array], d_products: jax.Array) -> tuple[jax.Array, jax.Array]:
     q, k = residuals
     d_products = d_products.astype(k.dtype)
-    return jnp.einsum('bkgls,bskd->bkgld', d_products, k), _sum_over_queries(d_products, q)
+    return jnp.einsum('bkgls,bksd->bkgld', d_products, k), _sum_over_queries(d_products, q)
 
 
 query_key_products.defvjp(_products_forward, _products_backward)
@@ -30,8 +30,8 @@ query_key_products.defvjp(_products_forward, _products_backward)
 
 @jax.custom_vjp
 def weighted_values(probability: jax.Array, v: jax.Array) -> jax.Array:
-    """Probabilities [B, K, G, L, S] times values [B, S, K, D]: [B, K, G, L, D]."""
-    return jnp.einsum('bkgls,bskd->bkgld', probability, v)
+    """Probabilities [B, K, G, L, S] times values [B, K, S, D]: [B, K, G, L, D]."""
+    return jnp.einsum('bkgls,bksd->bkgld', probability, v)
 
 
 def _values_forward(probability: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -40,21 +40,24 @@ def _values_forward(probability: jax.Array, v: jax.Array) -> tuple[jax.Array, tu
 
 def _values_backward(residuals: tuple[jax.Array, jax.Array], d_out: jax.Array) -> tuple[jax.Array, jax.Array]:
     probability, v = residuals
-    return jnp.einsum('bkgld,bskd->bkgls', d_out, v), _sum_over_queries(probability, d_out)
+    return jnp.einsum('bkgld,bksd->bkgls', d_out, v), _sum_over_queries(probability, d_out)
 
 
 weighted_values.defvjp(_values_forward, _values_backward)
 
 
 def _sum_over_queries(a: jax.Array, x: jax.Array) -> jax.Array:
-    """The sum over queries of a [B, K, G, L, S] times x [B, K, G, L, D], [B, S, K, D].
+    """The sum over queries of a [B, K, G, L, S] times x [B, K, G, L, D]: [B, K, S, D]."""
+    return jnp.einsum('bkghls,bkghld->bksd', *halves(a, x))
 
-    If L is even, the sum goes over two dimensions. For such a product XLA transposes `a` and multiplies in bf16; else
-    it converts both to f32 and takes three times as long.
+
+def halves(*arrays: jax.Array) -> list[jax.Array]:
+    """Arrays [..., N, D] as [..., 2, N / 2, D], or as [..., 1, N, D] if N is odd, for a product that sums over N.
+
+    If the sum goes over two dimensions, XLA transposes the left side and multiplies in bf16; else it converts both to
+    f32 and takes three times as long.
     """
-    halves = 2 - a.shape[3] % 2
-    a, x = (z.reshape(*z.shape[:3], halves, -1, z.shape[-1]) for z in (a, x))
-    return jnp.einsum('bkghls,bkghld->bskd', a, x)
+    return [x.reshape(*x.shape[:-2], 2 - x.shape[-2] % 2, -1, x.shape[-1]) for x in arrays]
 
 
 @jax.custom_vjp
