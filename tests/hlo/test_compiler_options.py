@@ -41,8 +41,8 @@ def test_gpus_hide_communication_over_every_axis(axis):
 
 
 @pytest.mark.parametrize('mesh', [{}, {'d': 8}, {'r': 2, 'd': 4, 't': 2}])
-def test_nothing_is_set_on_a_cpu(mesh):
-    assert choose_options(situation('cpu', **mesh)) == []
+def test_a_cpu_uses_its_widest_vectors_on_every_mesh(mesh):
+    assert names('cpu', **mesh) == {'xla_cpu_prefer_vector_width'}
 
 
 def test_a_single_tpu_has_no_collectives_to_change():
@@ -50,7 +50,7 @@ def test_a_single_tpu_has_no_collectives_to_change():
 
 
 def test_options_are_for_platforms_that_have_them():
-    known = {hardware: ('xla_gpu_' if hardware == 'gpu' else 'xla_tpu_') for hardware in HARDWARE[:-1]}
+    known = {hardware: f'xla_{hardware if hardware in ("gpu", "cpu") else "tpu"}_' for hardware in HARDWARE}
     assert {hardware for option in TABLE for hardware in option.hardware} <= set(known)
     other = ('xla_gpu_', 'xla_tpu_', 'xla_cpu_')
     assert not [

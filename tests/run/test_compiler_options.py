@@ -56,10 +56,11 @@ def test_an_option_changes_the_compiled_step():
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_a_cpu_has_the_options_of_the_configuration_alone():
-    assert chosen().values == {}
-    assert str(chosen()) == ''
-    assert chosen({'xla_cpu_enable_fast_math': True}).values == {'xla_cpu_enable_fast_math': True}
+def test_a_cpu_has_its_option_and_those_of_the_configuration():
+    assert chosen().values == {'xla_cpu_prefer_vector_width': 512}
+    assert str(chosen()) == '1 set for cpu, d=8'
+    given = {'xla_cpu_prefer_vector_width': None, 'xla_cpu_enable_fast_math': True}
+    assert chosen(given).values == {'xla_cpu_enable_fast_math': True}
 
 
 @pytest.mark.usefixtures('rows')

@@ -35,7 +35,7 @@ class CompilerOption:
     # name, value: as XLA has them
     name: str
     value: Value
-    hardware: tuple[str, ...]  # versions of TPUs, or 'gpu'
+    hardware: tuple[str, ...]  # versions of TPUs, 'gpu' or 'cpu'
     reason: str  # what it changes, in one sentence
     evidence: str  # what was measured by compiling, or the recipe that sets it
     axes: str = ''  # at least one of these mesh axes has several devices; '': any mesh
@@ -54,7 +54,7 @@ class CompilerOption:
 
     def where(self) -> str:
         """The condition in words, such as 'v5p, v6e; d or e > 1'."""
-        names = {'gpu': 'NVIDIA GPUs'}
+        names = {'gpu': 'NVIDIA GPUs', 'cpu': 'CPUs'}
         parts = [', '.join(names.get(one, one) for one in self.hardware)]
         if self.axes:
             parts.append(f'{" or ".join(self.axes)} > 1')
@@ -71,7 +71,7 @@ TABLE = tuple(
 
 
 def choose_options(situation: Situation) -> list[CompilerOption]:
-    """The rows of `TABLE` for a run. On CPUs there are none."""
+    """The rows of `TABLE` for a run."""
     return [option for option in TABLE if option.suits(situation)]
 
 

@@ -308,6 +308,7 @@ def _blockwise(
         distance = np.arange(length)[queries, None] - np.arange(length)[None, keys]
         visible = scores.sees(distance) & (segments[:, queries, None] == segments[:, None, keys])
         own = None if of_heads is None else of_heads[:, :, :, queries]
-        block = (q_blocks[i], *(jnp.concatenate(x[j : i + 1], axis=2) for x in (k_blocks, v_blocks)))
-        outputs.append(dot_product_attention(*block, visible, scores, sinks, own, j * SHORT))
+        k_block, v_block = (jnp.concatenate(x[j : i + 1], axis=2) for x in (k_blocks, v_blocks))
+        out = dot_product_attention(q_blocks[i], k_block, v_block, visible, scores, sinks, own, j * SHORT)
+        outputs.append(out)
     return save(jnp.moveaxis(jnp.concatenate(outputs, axis=3), 3, 1).reshape(B, length, H, -1), 'attention')

@@ -95,16 +95,17 @@ def vocabulary_columns(logits: jax.Array) -> jax.Array:
     return jax.lax.broadcasted_iota(jnp.int32, (1, 1, held), 2) + axis_index('t') * held
 
 
-def _real_logits(vocab_size: int, logits: jax.Array) -> jax.Array:
-    """f32 logits, minus infinity in the padding columns. Fused into whatever reads it."""
-    return jnp.where(vocabulary_columns(logits) < vocab_size, logits.astype(jnp.float32), -jnp.inf)
+def _where_real(vocab_size: int, values: jax.Array, otherwise: float) -> jax.Array:
+    """Values of each local column, and another value in the padding columns. Fused into whatever reads it."""
+    if values.shape[-1] * axis_size('t') == vocab_size:  # a mask of no column is still computed
+        return values
+    return jnp.where(vocabulary_columns(values) < vocab_size, values, otherwise)
 
 
 def _forward(vocab_size: int, logits: jax.Array, targets: jax.Array) -> tuple[Pair, Triple]:
     # Two masks, one in the dtype of the logits: so XLA for CPUs, too, makes no f32 copy of them.
-    is_real = vocabulary_columns(logits) < vocab_size
-    largest = pmax('t', jnp.max(jnp.where(is_real, logits, -jnp.inf), axis=-1).astype(jnp.float32))
-    powers = jnp.where(is_real, jnp.exp(logits.astype(jnp.float32) - largest[..., None]), 0.0)
+    largest = pmax('t', jnp.max(_where_real(vocab_size, logits, -jnp.inf), axis=-1).astype(jnp.float32))
+    powers = _where_real(vocab_size, jnp.exp(logits.astype(jnp.float32) - largest[..., None]), 0.0)
     log_z = jnp.log(psum('t', jnp.sum(powers, axis=-1))) + largest
     target_logit = psum('t', jax.lax.platform_dependent(logits, targets, cpu=_gathered, default=_compared))
     return (log_z - target_logit, log_z), (logits, targets, log_z)
@@ -127,7 +128,8 @@ def _gathered(logits: jax.Array, targets: jax.Array) -> jax.Array:
 def _backward(vocab_size: int, residuals: Triple, gradients: Pair) -> tuple[jax.Array, None]:
     logits, targets, log_z = residuals
     d_nll, d_log_z = gradients
-    probability = jnp.exp(_real_logits(vocab_size, logits) - log_z[..., None])
+    real = _where_real(vocab_size, logits.astype(jnp.float32), -jnp.inf)
+    probability = jnp.exp(real - log_z[..., None])
     is_target = vocabulary_columns(logits) == targets[..., None]
     d_logits = probability * (d_nll + d_log_z)[..., None] - jnp.where(is_target, d_nll[..., None], 0.0)
     return d_logits.astype(logits.dtype), None
