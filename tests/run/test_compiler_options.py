@@ -125,10 +125,8 @@ def test_an_answer_for_true_is_not_one_for_1():
 
 @pytest.mark.usefixtures('rows')
 def test_a_run_reports_and_records_its_options(tmp_path):
-    progress = Quiet()
-    pretrain(config(run_dir=str(tmp_path / 'run')), progress=progress)
+    pretrain(config(run_dir=str(tmp_path / 'run')), progress=Quiet())
     line = 'compiler options: 2 set for cpu, d=8; unknown to this XLA: xla_cpu_of_the_future'
-    assert line in progress.said
     assert line in (tmp_path / 'run' / 'startup.txt').read_text().splitlines()
     environment = json.loads((tmp_path / 'run' / 'environment.json').read_text())
     assert environment['compiler_options'] == {'xla_cpu_enable_fast_math': True, 'xla_cpu_prefer_vector_width': 256}

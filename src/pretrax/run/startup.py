@@ -22,7 +22,6 @@ ESSENTIAL = {
     'compute',
     'memory',
     'mfu',
-    'compiler options',
 }
 
 
