@@ -22,6 +22,7 @@ indices.
 """
 
 import bisect
+import functools
 import hashlib
 import itertools
 import os
@@ -61,7 +62,7 @@ class Corpus:
     selection: Selection = field(default_factory=Selection)
     found: FileCounts = field(default_factory=FileCounts)
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Stored bytes, before decompression."""
         return sum(file.size for file in self.files)
