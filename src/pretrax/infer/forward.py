@@ -23,7 +23,7 @@ from jax.typing import DTypeLike
 from pretrax.infer.cache import Pages, Tables, write
 from pretrax.infer.kernels import Kernel, attention
 from pretrax.infer.weights import Outer, ServingLayer
-from pretrax.model.architecture import Architecture
+from pretrax.model.architecture import Architecture, LayerKind
 from pretrax.model.attention import AttentionWeights, gate_output, output_projection, queries_keys_values
 from pretrax.model.block import block
 from pretrax.model.ends import embed, finish_logits
@@ -67,11 +67,16 @@ def read_tokens(
     arch = arch.replace({'experts.capacity': None})
     columns = jnp.maximum(positions, 0).reshape(1, -1)
     x = embed(w.embedding(), w.positions, tokens.reshape(1, -1), columns, arch, dtype)
-    after = []
-    for layer, kept, kind in zip(layers, cache, arch.kinds, strict=True):
+
+    @functools.partial(jax.jit, static_argnames='kind', inline=True)  # layers of a kind are traced once
+    def read(x: jax.Array, layer: ServingLayer, kept: Any, kind: LayerKind) -> tuple[jax.Array, Any]:
         with scope():  # tables and pages of layers with a window have sizes of their own
             spec = LayerSpec(arch, plan, kind, layer.scales.formats())
-            x, kept = _layer(x, layer.weights, kept, columns, positions, tables, spec, kernel)
+            return _layer(x, layer.weights, kept, columns, positions, tables, spec, kernel)
+
+    after = []
+    for layer, kept, kind in zip(layers, cache, arch.kinds, strict=True):
+        x, kept = read(x, layer, kept, kind)
         after.append(kept)
     return x, tuple(after)
 

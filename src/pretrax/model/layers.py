@@ -46,6 +46,8 @@ def scan_layers(
     assert len(plan.numerics.blocks) >= len(kinds), 'the plan has number formats for fewer layers'
     specs = [LayerSpec(arch, plan, *one) for one in zip(kinds, map(Formats, plan.numerics.blocks), strict=False)]
     bodies = [functools.partial(_one_layer, body, spec) for spec in specs]
+    alike = [(spec.kind, spec.formats) for spec in specs]
+    bodies = [bodies[alike.index(one)] for one in alike]  # equal layers have one body, which `unroll` traces once
     carry = x
     if kept:  # the states of those layers are carried along: each layer writes its own, or leaves the others
         more |= {'keeps': jnp.array([i in kept for i in range(len(kinds))]), 'slot': _slots(kept, len(kinds))}

@@ -49,15 +49,19 @@ def unroll[X](
 ) -> tuple[X, tuple[Any, ...]]:
     """Runs each body on its own weights, without a loop in the program. XLA can then optimize across bodies.
 
+    A body that occurs several times is traced once for all weights of the same shapes.
+
     If `choices` is None, everything that the backward pass needs is kept, including gathered weights.
 
     Returns:
         The last carry, and the output of each body.
     """
+    run = {body: recompute_by_name(body, choices) for body in bodies}
+    run |= {body: jax.jit(one, inline=True) for body, one in run.items() if bodies.count(body) > 1}
     carry, outputs = init, []
     for i, (body, own) in enumerate(zip(bodies, weights, strict=True)):
         with jax.named_scope(f'layer_{i}'):
-            carry, output = recompute_by_name(body, choices)(carry, own)
+            carry, output = run[body](carry, own)
         outputs.append(output)
     return carry, tuple(outputs)
 
