@@ -1,8 +1,6 @@
 """Trains a byte-level BPE or Unigram tokenizer on text."""
 
-import contextlib
 import hashlib
-import pathlib
 import time
 from collections.abc import Callable, Iterable
 from typing import Literal
@@ -11,8 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, Tokenizer
-from pretrax.system.atomic import write_file
-from pretrax.system.cache import own_directory
+from pretrax.system.cache import own_directory, read_entries, write_entries
 
 type ModelName = Literal['bpe', 'unigram']
 MODELS: dict[str, ModelName] = {'bpe': 'bpe', 'unigram': 'unigram'}
@@ -41,43 +38,21 @@ def train_and_report(
     sample: list[str], vocab_size: int, say: Callable[[str], None], model: ModelName = 'bpe'
 ) -> Tokenizer:
     """Runs `train_tokenizer`, or finds what it returned for the same texts before, and prints a summary."""
-    started = time.perf_counter()
-    file = _place(sample, vocab_size, model)
-    tokenizer, how = _kept(file), f'by an earlier run ({file})'
-    if tokenizer is None:
+    started, key = time.perf_counter(), hashlib.sha256(f'{tokenizers.__version__} {model} {vocab_size}'.encode())
+    for text in sample:
+        content = text.encode(errors='surrogatepass')
+        key.update(len(content).to_bytes(8) + content)
+    file = own_directory() / 'trained_tokenizers' / f'{key.hexdigest()}.json'
+    if kept := read_entries(file).get('tokenizer'):
+        tokenizer, how = Tokenizer(kept.encode(), 'the trained tokenizer'), f'by an earlier run ({file})'
+    else:
         tokenizer = train_tokenizer(sample, vocab_size, model)
         how = f'in {time.perf_counter() - started:.1f} s'
-        _keep(file, tokenizer.content)
+        if file.is_absolute():  # otherwise this user has no home
+            write_entries(file, {'tokenizer': tokenizer.content.decode()})
+            for old in sorted(file.parent.glob('*.json'), key=lambda path: path.stat().st_mtime)[:-_MOST_KEPT]:
+                old.unlink(missing_ok=True)
     short = '' if tokenizer.vocab_size == vocab_size else f' (the text does not yield the requested {vocab_size:,})'
     size = f'{sum(map(len, sample)) / 1e6:,.1f} M characters'
     say(f'tokenizer: {_SHOWN[model]} of {tokenizer.vocab_size:,} tokens{short}, trained on {size} {how}')
     return tokenizer
-
-
-def _place(sample: list[str], vocab_size: int, model: ModelName) -> pathlib.Path:
-    """Where the tokenizer of these texts is kept: a digest and the content, in a cache of this user."""
-    key = hashlib.sha256(f'{tokenizers.__version__} {model} {vocab_size}'.encode())
-    for text in sample:
-        content = text.encode(errors='surrogatepass')
-        key.update(len(content).to_bytes(8) + content)
-    return own_directory() / 'trained_tokenizers' / key.hexdigest()
-
-
-def _kept(file: pathlib.Path) -> Tokenizer | None:
-    """The tokenizer that is kept; None if there is none, or it is damaged."""
-    with contextlib.suppress(OSError):
-        digest, _, content = file.read_bytes().partition(b'\n')
-        if digest == hashlib.sha256(content).hexdigest().encode():
-            return Tokenizer(content, 'the trained tokenizer')
-    return None
-
-
-def _keep(file: pathlib.Path, content: bytes) -> None:
-    """Keeps a tokenizer, and removes the oldest of many."""
-    if not file.is_absolute():  # this user has no home
-        return
-    with contextlib.suppress(OSError):  # it is trained again
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, hashlib.sha256(content).hexdigest().encode() + b'\n' + content)
-        for old in sorted(file.parent.iterdir(), key=lambda path: path.stat().st_mtime)[:-_MOST_KEPT]:
-            old.unlink()
