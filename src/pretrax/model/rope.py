@@ -3,6 +3,7 @@
 Letters: B batch, L length, H heads (of queries or of keys), D head.
 """
 
+import jax
 import jax.numpy as jnp
 
 from pretrax.model.architecture import Architecture, LayerKind
@@ -48,9 +49,23 @@ def rope(
         frequency = _scaled(frequency, base, scaling, positions.shape[1])
         amplitude = scaling.amplitude
     angle = positions[:, :, None, None].astype(jnp.float32) * frequency
-    cos, sin = amplitude * jnp.cos(angle), amplitude * jnp.sin(angle)
-    a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    # As arrays: XLA would compute them again for each number that they multiply.
+    return _turn(x, *jax.lax.optimization_barrier((amplitude * jnp.cos(angle), amplitude * jnp.sin(angle))))
+
+
+@jax.custom_vjp
+def _turn(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """The pairs of x, turned. Its transpose turns them back; derived, it would pad and add halves."""
+    a, b = (half.astype(jnp.float32) for half in jnp.split(x, 2, axis=-1))
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def _turn_back(angle: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, None, None]:
+    cos, sin = angle
+    return _turn(dy, cos, -sin), None, None
+
+
+_turn.defvjp(lambda x, cos, sin: (_turn(x, cos, sin), (cos, sin)), _turn_back)
 
 
 def _scaled(frequency: f32['half'], base: float, scaling: RopeScaling, columns: int) -> f32['half']:
