@@ -7,7 +7,7 @@ import pytest
 
 from parallel import mutations
 from parallel.cases import ALLOWED, MODELS, ROWS, alone, differences, trained
-from pretrax.model import exchange
+from pretrax.model import expert_slots
 from pretrax.train.step import make_gradients
 from small import mesh_of, random_batch, random_weights, transformer
 
@@ -58,7 +58,7 @@ def test_a_broken_collective_is_detected(configuration, place):
 @pytest.mark.nightly
 def test_tokens_travel_in_as_many_rounds_as_they_need(monkeypatch):
     """With room for a few only, no token is lost: the gradient of the unbroken configuration, in several rounds."""
-    monkeypatch.setattr(exchange, 'ROOM', 0.2)
+    monkeypatch.setattr(expert_slots, 'ROOM', 0.2)
     error, _ = mutations.difference('experts', {}, None)
     assert error < 1e-5
 
