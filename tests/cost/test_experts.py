@@ -1,6 +1,7 @@
 """Experts: rows and bytes by hand, and against traced and compiled steps."""
 
 import math
+import re
 
 import jax
 import pytest
@@ -73,7 +74,9 @@ def test_ragged_rows_are_the_choices_and_a_tile_for_each_border():
 
 
 @pytest.mark.parametrize('capacity', [None, 1.25])
-def test_rows_are_those_that_the_traced_step_multiplies(capacity):
+def test_rows_are_those_that_the_traced_step_multiplies(capacity, monkeypatch):
+    for module in ('model.plan', 'cost.experts'):  # as on GPUs, where each block is a product
+        monkeypatch.setattr(f'pretrax.{module}.choose_grouped', lambda *_: ('blocks', 'as on GPUs'))
     run = run_on({'d': 2}, capacity=capacity)
     with jax.set_mesh(run.mesh):
         jaxpr = jax.make_jaxpr(make_step(run.recipe))(run.like, run.abstract_batch())
@@ -84,6 +87,14 @@ def test_rows_are_those_that_the_traced_step_multiplies(capacity):
         if x[-1] == D_FF and w[-2:] == (D_FF, WIDTH)
     ]
     assert sum(down) == 2 * rows_of(run).multiplied  # of two layers
+
+
+def test_slots_are_those_of_the_rows_that_a_cpu_multiplies():
+    run = run_on({'d': 2})
+    with jax.set_mesh(run.mesh):
+        jaxpr = jax.make_jaxpr(make_step(run.recipe))(run.like, run.abstract_batch())
+    filled = re.findall(rf'\[(\d+),{D_FF}\]\S* = dynamic_update_slice', str(jaxpr))
+    assert set(map(int, filled)) == {rows_of(run).slots}
 
 
 @pytest.mark.parametrize('capacity', [None, 1.25])

@@ -82,7 +82,7 @@ def run(method, mesh, dtype=jnp.float32):
         return gradient, (x, w, weight), dy
 
 
-@pytest.mark.parametrize('method', ['ragged', 'blocks'])
+@pytest.mark.parametrize('method', ['ragged', 'blocks', 'runs'])
 @pytest.mark.parametrize('mesh', [(1, 1, 1), (1, 2, 2)])
 def test_values_and_gradients_of_grouped_products(method, mesh):
     gradient, operands, dy = run(method, mesh_of(*mesh))
@@ -95,18 +95,18 @@ def test_values_and_gradients_of_grouped_products(method, mesh):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-@pytest.mark.parametrize('method', ['ragged', 'blocks'])
+@pytest.mark.parametrize('method', ['ragged', 'blocks', 'runs'])
 def test_grouped_products_have_the_compute_dtype_and_f32_weight_gradients(method):
     mesh = mesh_of()
     gradient, operands, _ = run(method, mesh, jnp.bfloat16)
     with jax.set_mesh(mesh):
         jaxpr = jax.make_jaxpr(gradient)(*operands)
     name = 'ragged_dot_general' if method == 'ragged' else 'dot_general'
-    products = [([str(v.aval.dtype) for v in e.invars[:2]], str(e.outvars[0].aval.dtype)) for e in dots(jaxpr, name)]
-    assert products[0] == (['bfloat16', 'bfloat16'], 'bfloat16')
-    assert sorted(products[1:]) == [
-        (['bfloat16', 'bfloat16'], 'bfloat16'), (['bfloat16', 'bfloat16'], 'float32'),
-    ]  # fmt: skip
+    products = [[*(str(v.aval.dtype) for v in e.invars[:2]), str(e.outvars[0].aval.dtype)] for e in dots(jaxpr, name)]
+    per_kind = 2 if method == 'runs' else 1  # of one block, and of four
+    assert products[:per_kind] == per_kind * [['bfloat16', 'bfloat16', 'bfloat16']]
+    gradients = per_kind * [['bfloat16', 'bfloat16', 'bfloat16']] + per_kind * [['bfloat16', 'bfloat16', 'float32']]
+    assert sorted(products[per_kind:]) == gradients
 
 
 def test_blocks_multiply_no_token_by_every_expert():

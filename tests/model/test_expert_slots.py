@@ -7,10 +7,11 @@ from pretrax.model.expert_slots import block_length, number_of_blocks, room_of_r
 
 @pytest.mark.parametrize('n_choices', [1, 7, 64, 1000, 10**6])
 @pytest.mark.parametrize('n_experts', [2, 8, 128])
-def test_blocks_leave_few_slots_empty(n_choices, n_experts):
-    length = block_length(n_choices, n_experts)
+@pytest.mark.parametrize(('method', 'least'), [('blocks', 4), ('runs', 16)])
+def test_blocks_leave_few_slots_empty(n_choices, n_experts, method, least):
+    length = block_length(n_choices, n_experts, method)
     assert 8 <= length <= 512
-    assert length == 8 or length <= n_choices / n_experts / 4
+    assert length == 8 or length <= n_choices / n_experts / least
 
 
 def test_blocks_are_enough_for_every_routing():

@@ -89,7 +89,7 @@ def test_sums_of_a_large_matrix_are_exact(outputs, rows, monkeypatch):
     np.testing.assert_array_equal(found, x.astype(np.int64) @ w.astype(np.int64).T)
 
 
-@pytest.mark.parametrize('method', ['blocks', 'ragged'])
+@pytest.mark.parametrize('method', ['blocks', 'runs', 'ragged'])
 def test_each_row_meets_the_matrix_of_its_group(method):
     w = RNG.standard_normal((3, 64, 8)).astype(np.float32)
     values, scale = quantize(jnp.asarray(w), (1,))

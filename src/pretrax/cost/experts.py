@@ -5,8 +5,8 @@ As in `model/moe.py` and `model/exchange.py`. Letters: T tokens of a device and 
     rows       T k. In blocks: as many blocks as any routing may need, with padding. After an exchange over e: the slots
                of a round, `ROOM` times those of an even load. With a capacity: its slots
     products   ragged (TPUs): a tile with rows of two experts runs for both; over e, the busiest device counts. Blocks
-               (GPUs): all in one kernel. Where it does not serve, one after the other; each reads the weights of its
-               expert, and reads and writes their gradient
+               (GPUs): all in one kernel. Where it does not serve, and on CPUs, one after the other; each reads the
+               weights of its expert, and reads and writes their gradient
     moves      into the order of experts and back; for an exchange, also of devices. Forward, recomputed and backward
 """
 
@@ -22,6 +22,7 @@ from pretrax.model.matmul import choose_grouped
 
 TILE = 256  # rows of a tile of a ragged product: `ragged_dot_tiling` in the program of Qwen3 30B for Ironwood
 GPU_TILE = 64, 128  # of a block's product; with 128 x 128, steps of experts on Blackwell are predicted 50 % too slow
+PIECE = 4  # blocks of a product on a CPU, on average: the widths of `expert_runs` are 16, 4 and 1
 SPREAD = 0.27  # standard deviation of the loads of experts, relative to the mean: after 300 steps of configs/moe.yaml
 
 
@@ -44,6 +45,7 @@ def rows_of_experts(arch: Architecture, step: StepFacts, sequence_length: int) -
         return Rows()
     tokens = math.ceil(step.tokens / math.prod(step.mesh.get(axis, 1) for axis in 'rdec'))
     choices, local, block = tokens * experts.experts_per_token, experts.n_experts // e, 0
+    method = choose_grouped(step.platform, 'bfloat16')[0]
     sent = e * room_of_round(choices, e) if e > 1 and experts.capacity is None else 0
     slots, between = sent or choices, sent
     if experts.capacity is not None:
@@ -52,12 +54,13 @@ def rows_of_experts(arch: Architecture, step: StepFacts, sequence_length: int) -
         )
         multiplied = slots = tokens // sequence_length * experts.n_experts * each
         sent = slots * (e > 1)
-    elif choose_grouped(step.platform, 'bfloat16')[0] == 'ragged':
+    elif method == 'ragged':
         busiest = 1 + SPREAD * math.sqrt(2 * math.log(e) / local)  # the largest of e sums of normal loads
         multiplied = min(slots, choices * busiest) + (local - 1) * TILE
     else:
-        block = block_length(slots, local)
+        block = block_length(slots, local, method)
         multiplied = slots = number_of_blocks(slots, local + (e > 1), block) * block
+        block *= PIECE if method == 'runs' else 1
     there, back = choices + 2 * between + slots, (slots if between else 0) + between + choices + tokens
     times = 2 + (again or between > 0)
     return Rows(choices, slots, multiplied, block, sent, exchanges=2 + times, moved=times * there + 2 * back)

@@ -74,7 +74,7 @@ combine.defvjp(lambda k, y, slots: (combine(k, y, slots), slots), lambda k, slot
 
 def expert_of_rows(groups: jax.Array, method: str, n_rows: int) -> i32['N']:
     """The expert of each row of a grouped product; `groups` and `method` as in `matmul.grouped_product`."""
-    if method == 'blocks':
+    if method != 'ragged':
         return jnp.repeat(groups, n_rows // groups.shape[0])
     expert = jnp.sum(jnp.arange(n_rows)[:, None] >= jnp.cumsum(groups), axis=1, dtype=jnp.int32)
     return jnp.minimum(expert, groups.shape[0] - 1)  # empty rows come last

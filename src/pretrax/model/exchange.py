@@ -126,7 +126,7 @@ def _by_expert(expert: i32['N'], n_local: int, method: str) -> tuple[Slots, jax.
     if method == 'ragged':
         slots, sizes = sort_by_expert(expert, n_local + 1)
         return slots, sizes[:n_local]
-    slots, groups = sort_into_blocks(expert, n_local + 1, block_length(expert.shape[0], n_local))
+    slots, groups = sort_into_blocks(expert, n_local + 1, block_length(expert.shape[0], n_local, method))
     return slots, jnp.minimum(groups, n_local - 1)  # empty rows are zeros, so any expert may multiply them
 
 

@@ -8,10 +8,13 @@ def number_of_blocks(n_choices: int, n_experts: int, length: int) -> int:
     return (n_choices + min(n_experts, n_choices) * (length - 1)) // length
 
 
-def block_length(n_choices: int, n_experts: int) -> int:
-    """Rows per product: a power of two, small enough that about a tenth of the slots are empty."""
+def block_length(n_choices: int, n_experts: int, method: str) -> int:
+    """Rows of a block: a power of two, small enough that about a tenth of the slots are empty.
+
+    `method` is that of `matmul.grouped_product`. With 'runs' fewer are empty, as a product has several small blocks.
+    """
     even = max(1, n_choices // n_experts)
-    return max(8, min(512, 1 << max(0, (even // 4).bit_length() - 1)))
+    return max(8, min(512, 1 << max(0, (even // (16 if method == 'runs' else 4)).bit_length() - 1)))
 
 
 def room_of_round(n_choices: int, n_devices: int) -> int:

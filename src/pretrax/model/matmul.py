@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pretrax.model import eight_bits, expert_kernels, weight_only
+from pretrax.model import eight_bits, expert_kernels, expert_runs, weight_only
 from pretrax.model.numerics import Format
 from pretrax.model.xla_cpu import materialize_gradient
 from pretrax.shardlib import all_gather, einsum, vary_together
@@ -63,9 +63,9 @@ def grouped_product(spec: str, x: jax.Array, w: jax.Array, how: Format, groups: 
         x: rows, sorted by group.
         w: f32, one matrix per group.
         how: the format of the operands: the compute dtype, or int8 weights.
-        groups: 'ragged': the number of rows of each group; 'blocks': the group of each block of rows. Blocks have one
-            size.
-        method: 'ragged' for `jax.lax.ragged_dot`, or 'blocks' for one product per block; see `choose_grouped`.
+        groups: 'ragged': the number of rows of each group; else the group of each block of rows. Blocks have one size.
+        method: 'ragged' for `jax.lax.ragged_dot`, 'blocks' for one product per block, or 'runs' for few products of
+            adjacent blocks; see `choose_grouped`.
     """
     if how.scale is not None:
         return weight_only.grouped_product(spec, x, w, how.scale, groups, method)
@@ -83,7 +83,8 @@ def choose_grouped(platform: str, dtype: DTypeLike, *widths: int) -> tuple[str, 
     if platform == 'tpu':
         return 'ragged', 'ragged (jax.lax.ragged_dot, which XLA compiles to a kernel on TPUs)'
     if platform not in ('cuda', 'gpu'):
-        return 'blocks', f"blocks (on {platform} jax.lax.ragged_dot multiplies every token by every expert's matrix)"
+        why = f"on {platform} jax.lax.ragged_dot multiplies every token by every expert's matrix"
+        return 'runs', f'runs of blocks ({why})'
     obstacle = expert_kernels.obstacle(dtype, *widths)
     how = f'in a loop (SLOW: not by Pallas kernels: {obstacle})' if obstacle else 'by Pallas kernels'
     return 'blocks', f'blocks {how}'
@@ -138,6 +139,8 @@ def _times_group(method: str, x: jax.Array, w: jax.Array, groups: jax.Array, tra
     """x[n] w[group of n], or its transpose. In x's dtype, accumulated in f32."""
     if method == 'ragged':
         return _ragged(x, w, groups, ([1], [2 if transposed else 1]), x.dtype, grouped=[0])
+    if method == 'runs':
+        return expert_runs.times_group(x, w, groups, transposed)
     equation = 'nf,mf->nm' if transposed else 'nm,mf->nf'
 
     def loop(x: jax.Array, w: jax.Array, groups: jax.Array) -> jax.Array:
@@ -155,6 +158,8 @@ def _group_gradients(method: str, x: jax.Array, dy: jax.Array, groups: jax.Array
     """For each group the sum over its rows of x[n] dy[n], in f32."""
     if method == 'ragged':
         return _ragged(x, dy, groups, ([0], [0]), jnp.float32, grouped=[])
+    if method == 'runs':
+        return expert_runs.group_gradients(x, dy, groups, len(w))
 
     def block(total: jax.Array, one: Triple) -> tuple[jax.Array, None]:
         rows, d_rows, group = one

@@ -59,31 +59,24 @@ def feed_forward(h: num['B/r/d/e L/c/t M'], w: FeedForwardWeights, layer: LayerS
     return add_bias(out, w.down_bias)
 
 
+@functools.partial(jax.checkpoint, static_argnums=2)  # keeps gate and up in their dtype, no f32 values between
 def gated(gate: jax.Array, up: jax.Array, arch: Architecture) -> jax.Array:
-    """The activation of the gate, times up."""
+    """The activation of the gate, times up. Computed in f32, and rounded to up's dtype."""
+    return gated_in_f32(gate, up, arch).astype(up.dtype)
+
+
+def gated_in_f32(gate: jax.Array, up: jax.Array, arch: Architecture) -> jax.Array:
+    """The activation of the gate, times up, in f32. Shazeer 2020, arXiv:2002.05202, eq. 5 (tanh form of gelu) and 6.
+
+    swiglu_oai is gate sigmoid(1.702 gate) (up + 1) of clamped values. OpenAI 2025, arXiv:2508.10925, section 2.3.
+    """
+    gate, up = gate.astype(jnp.float32), up.astype(jnp.float32)
     if arch.feed_forward.activation == 'swiglu_oai':
-        return swiglu_oai(gate, up, arch.feed_forward.swiglu_limit)
-    return swiglu(gate, up) if arch.feed_forward.activation == 'swiglu' else geglu(gate, up)
-
-
-@jax.checkpoint  # keeps gate and up in their own dtype for the backward pass, no f32 values between
-def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-    """silu(gate) * up, computed in f32. Shazeer 2020, arXiv:2002.05202, eq. 6."""
-    return (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(up.dtype)
-
-
-@functools.partial(jax.checkpoint, static_argnums=2)
-def swiglu_oai(gate: jax.Array, up: jax.Array, limit: float) -> jax.Array:
-    """gate sigmoid(1.702 gate) (up + 1) of clamped values, in f32. OpenAI 2025, arXiv:2508.10925, section 2.3."""
-    gate32 = jnp.minimum(gate.astype(jnp.float32), limit)
-    up32 = jnp.clip(up.astype(jnp.float32), -limit, limit)
-    return (gate32 * jax.nn.sigmoid(1.702 * gate32) * (up32 + 1)).astype(up.dtype)
-
-
-@jax.checkpoint
-def geglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-    """gelu(gate) * up, computed in f32, with the tanh form of gelu. Shazeer 2020, arXiv:2002.05202, eq. 5."""
-    return (jax.nn.gelu(gate.astype(jnp.float32), approximate=True) * up.astype(jnp.float32)).astype(up.dtype)
+        limit = arch.feed_forward.swiglu_limit
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+        return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
+    silu = arch.feed_forward.activation == 'swiglu'
+    return (jax.nn.silu(gate) if silu else jax.nn.gelu(gate, approximate=True)) * up
 
 
 @jax.checkpoint

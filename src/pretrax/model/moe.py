@@ -26,7 +26,7 @@ from pretrax.model.exchange import exchange
 from pretrax.model.expert_slots import block_length
 from pretrax.model.layer_spec import LayerSpec, Tokens
 from pretrax.model.matmul import add_bias, exact_product, gather, grouped_product, product
-from pretrax.model.mlp import gated
+from pretrax.model.mlp import gated, gated_in_f32
 from pretrax.model.numerics import COMPUTE, Formats
 from pretrax.model.part import Part
 from pretrax.model.routing import Routed, choose_experts, observe, own_part
@@ -157,7 +157,7 @@ def experts(
     if method == 'ragged':
         slots, groups = sort_by_expert(choices, n)
     else:
-        slots, groups = sort_into_blocks(choices, n, block_length(choices.shape[0], n))
+        slots, groups = sort_into_blocks(choices, n, block_length(choices.shape[0], n, method))
     rows, row_weights = dispatch(k, flat, slots), dispatch(1, weight.reshape(-1, 1), slots)
     results = forward(formats, save, rows, row_weights, groups, weights)
     return combine(k, results, slots).reshape(x.shape), None
@@ -260,8 +260,8 @@ def _add_in_slots(x: num['B E C F'], bias: f32['E F'] | None) -> num['B E C F']:
 @functools.partial(jax.checkpoint, static_argnums=3)
 def weighted(gate: jax.Array, up: jax.Array, weight: jax.Array, arch: Architecture) -> jax.Array:
     """The gated activation times the router's weight, in up's dtype; without the weight if it multiplied the input."""
-    act = gated(gate, up, arch)
-    return act if arch.experts.router.weigh_inputs else times(act, weight)
+    act = gated_in_f32(gate, up, arch)
+    return (act if arch.experts.router.weigh_inputs else act * weight).astype(up.dtype)
 
 
 @jax.checkpoint

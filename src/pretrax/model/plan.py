@@ -30,7 +30,7 @@ class ExecutionPlan:
 
     kernel: Kernel = dataclasses.field(default=Kernel('blockwise', 'the default', None))
     context: str = 'all_to_all'  # how attention treats sequences that are sharded over c: 'all_to_all' or 'ring'
-    grouped: str = 'blocks'  # method of the products of experts: 'blocks' or 'ragged'
+    grouped: str = 'blocks'  # method of the products of experts: 'blocks', 'runs' or 'ragged'
     numerics: Numerics = UNIFORM  # number formats of the matrix products
     unrolled: bool = False  # layers one after another in the program, not one layer in a loop
     saved: Mapping[str, Choice] | None = None  # what the backward pass keeps, by name; None: everything

@@ -60,6 +60,13 @@ def halves(*arrays: jax.Array) -> list[jax.Array]:
     return [x.reshape(*x.shape[:-2], 2 - x.shape[-2] % 2, -1, x.shape[-1]) for x in arrays]
 
 
+def sum_over_rows(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The sum over n of x[n, m] y[n, f], f32[m, f]. In two dimensions, as in `_sum_over_queries`."""
+    halves = 2 - x.shape[0] % 2
+    x, y = (z.reshape(halves, -1, z.shape[-1]) for z in (x, y))
+    return jnp.einsum('abm,abf->mf', x, y, preferred_element_type=jnp.float32)
+
+
 @jax.custom_vjp
 def materialize_gradient(y: jax.Array) -> jax.Array:
     """y, whose gradient is computed as an array of its own: XLA is slow to sum what it transposes at the same time."""
