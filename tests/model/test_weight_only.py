@@ -80,13 +80,13 @@ def test_a_token_alone_gives_the_same_bits_as_in_a_batch():
 
 
 @pytest.mark.parametrize('outputs', [96, 97])
-@pytest.mark.parametrize('rows', [2, 32, 34])
-def test_sums_of_a_large_matrix_are_exact(outputs, rows, monkeypatch):
+@pytest.mark.parametrize('rows', [1, 16, 17])
+def test_sums_of_a_large_matrix_are_rounded_once(outputs, rows, monkeypatch):
     """It is multiplied in blocks if their number divides its outputs and there are few rows."""
     monkeypatch.setattr(weight_only, '_BLOCK', 1024)
-    x, w = (RNG.integers(-127, 128, (n, 64), np.int8) for n in (rows, outputs))
-    found = jax.jit(weight_only._exact_sums)(x, w)
-    np.testing.assert_array_equal(found, x.astype(np.int64) @ w.astype(np.int64).T)
+    halves, w = (RNG.integers(-127, 128, (*n, 64), np.int8) for n in ((2, rows), (outputs,)))
+    found = jax.jit(weight_only._sums)(halves, w)
+    np.testing.assert_allclose(found, (256 * halves[0].astype(float) + halves[1]) @ w.T.astype(float), rtol=2**-24)
 
 
 @pytest.mark.parametrize('method', ['blocks', 'runs', 'ragged'])

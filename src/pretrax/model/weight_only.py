@@ -89,24 +89,28 @@ def _in_halves(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
     assert of_x.endswith(''.join(contracted)), equation
     matrix = jnp.einsum(f'{of_w}->{"".join(outputs + contracted)}', w)
     width = math.prod(x.shape[i] for i in inputs)
-    sums = _exact_sums(halves.reshape(-1, width), matrix.reshape(-1, width)).astype(jnp.float32)
-    sums = sums.reshape(2, *x.shape[: -len(inputs)], *matrix.shape[: len(outputs)])
+    sums = _sums(halves.reshape(2, -1, width), matrix.reshape(-1, width))
+    sums = sums.reshape(*x.shape[: -len(inputs)], *matrix.shape[: len(outputs)])
     unit = jnp.squeeze(unit, inputs)  # the first dimensions of the result are those of x
-    return (256 * sums[0] + sums[1]) * unit.reshape(*unit.shape, *(1,) * len(outputs))
+    return sums * unit.reshape(*unit.shape, *(1,) * len(outputs))
 
 
-def _exact_sums(rows: jax.Array, matrix: jax.Array) -> jax.Array:
-    """i32 [rows, outputs] of int8 rows and an int8 matrix [outputs, inputs].
+def _sums(halves: jax.Array, matrix: jax.Array) -> jax.Array:
+    """f32 [rows, outputs] of the int8 halves of rows [2, rows, inputs] and an int8 matrix [outputs, inputs].
 
     XLA for CPUs packs the right operand in each product, and rounds the left one to another format. So if there are few
     rows, they are the right one, and a large matrix is converted in blocks, which stay in the cache of the processor.
     """
+    rows = halves.reshape(-1, halves.shape[-1])
     if len(rows) > _FEW_ROWS:
-        return jax.lax.dot_general(rows, matrix, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
+        sums = jax.lax.dot_general(rows, matrix, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
+        high, low = sums.astype(jnp.float32).reshape(2, -1, len(matrix))
+        return 256 * high + low
     n = len(matrix)
     blocks = next(k for k in (64, 32, 16, 8, 4, 2, 1) if n % k == 0 and (k == 1 or matrix.size > k // 2 * _BLOCK))
     matrices, many = matrix.reshape(blocks, n // blocks, -1), jnp.broadcast_to(rows, (blocks, *rows.shape))
     batched = ((2,), (2,)), ((0,), (0,))
     sums = jax.lax.dot_general(matrices, many, batched, preferred_element_type=jnp.int32)
-    # The barrier keeps XLA from exchanging the operands.
-    return jax.lax.optimization_barrier(sums).reshape(n, len(rows)).T
+    # The first barrier keeps XLA from exchanging the operands, the second from adding as it transposes.
+    high, low = jnp.moveaxis(jax.lax.optimization_barrier(sums).astype(jnp.float32).reshape(n, 2, -1), 1, 0)
+    return jax.lax.optimization_barrier(256 * high + low).T
