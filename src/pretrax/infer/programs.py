@@ -271,8 +271,10 @@ class Programs:
         rows = full[slots], ring[slots], (slots % self._on_shard).astype(np.int32)
         return Tables(*map(self._place, rows))
 
-    def _place(self, x: np.ndarray) -> jax.Array:
+    def _place(self, x: np.ndarray) -> jax.Array | np.ndarray:
         """An array of rows, on the devices that have these rows."""
+        if self.mesh.size == 1:
+            return x  # the program places it faster itself
         sharding = make_shardings(i32['R/r/d/e']) if self.shards > 1 else NamedSharding(self.mesh, PartitionSpec())
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
