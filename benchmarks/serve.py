@@ -1,10 +1,10 @@
 """Measures tokens/s of the engine on this CPU, compared with `generate` of transformers on the same weights.
 
-    uv run python benchmarks/serve.py --torch-python PATH     # a Python with torch and transformers
+    uv run python benchmarks/serve.py --torch-python PATH --one-core     # a Python with torch and transformers
 
 There are four parts. Everything that is compared alternates in one run, and the ratios are medians over rounds. Times
 are CPU seconds of the process, user and system, because other programs may use the cores; `wall` in the JSON has the
-others.
+others. With --one-core, all sides take turns on one core.
 
 - decode: GPT-2 124M and a Llama of 1.3M parameters, 1 and 8 sequences, in f32, in bf16 and with int8 weights.
   transformers has the same form: f32, bf16, or PyTorch's dynamic quantization to int8, with one thread or a thread on
@@ -60,6 +60,7 @@ from pretrax.system.process_memory import ask_for_kept_memory
 
 HERE = Path(__file__).resolve().parent
 PROMPT = 16
+STEADY = 1e6  # seconds for which a block may go on: it has all its steps, however slow other programs make them
 SAME = 4  # tokens that both sides must choose alike
 MODELS = {
     '1.3M': ({'family': 'llama', 'n_layers': 4, 'd_model': 128, 'n_heads': 4, 'd_ff': 448}, 1536),
@@ -71,6 +72,7 @@ TARGETS = {
     'continuous / static': 1.8,
 }  # fmt: skip
 KINDS: dict[str, WeightKind] = {'f32': 'compute', 'bf16': 'compute', 'int8': 'int8'}
+REQUESTS = {'1.3M': (96, 64), '124M': (48, 32)}  # of the part batching, and their tokens on average
 BYTES = {'f32': 4, 'bf16': 2, 'int8': 1}
 STREAMS = 1, 8, 32, 64
 PARTS = 'decode', 'streams', 'batching', 'latency'
@@ -92,9 +94,10 @@ class Decoder:
         with jax.set_mesh(mesh):
             return cls(model, jax.jit(model.init)(jax.random.key(0)), mesh)
 
-    def engine(self, slots: int, length: int, kind: WeightKind = 'compute', block: int = 8) -> Engine:
-        options = EngineOptions(max_length=length, slots=slots, block=block, weights=kind)
-        return Engine(programs_of(self.model, self.mesh, options), self.weights)
+    def engine(self, slots: int, length: int, kind: WeightKind = 'compute', **options: Any) -> Engine:
+        """An engine that compiles a program when it first needs it."""
+        wanted = EngineOptions(max_length=length, slots=slots, weights=kind, **options)
+        return Engine(programs_of(self.model, self.mesh, wanted), self.weights, warm_up=False)
 
     # What an export reads
 
@@ -211,10 +214,14 @@ def decode(name: str, decoders: dict[str, Decoder], peer: Peer, rounds: int, tok
     for batch in (1, 8):
         prompts = rng.integers(0, vocab_size, (batch, PROMPT)).tolist()
         lengths = [tokens] * batch
-        engines = {form: decoders[form].engine(batch, PROMPT + tokens, kind) for form, kind in KINDS.items()}
-        ours, theirs = write(engines['f32'], prompts, [SAME] * batch).tokens, peer.write('f32', prompts, SAME).tokens
-        if ours != theirs:
-            raise BenchmarkError(f'{name}: pretrax and transformers do not write the same tokens: {ours}, {theirs}')
+        engines = {
+            form: decoders[form].engine(batch, PROMPT + tokens, kind, block_seconds=STEADY)
+            for form, kind in KINDS.items()
+        }  # fmt: skip
+        first = {form: write(engines[form], prompts, [SAME] * batch).tokens for form in KINDS}
+        theirs = {form: peer.write(form, prompts, SAME).tokens for form in KINDS}
+        if first['f32'] != theirs['f32']:
+            raise BenchmarkError(f'{name}: pretrax and transformers do not write the same tokens: {first}, {theirs}')
         results: dict[str, list[tuple[Written, Written]]] = {form: [] for form in KINDS}
         copies, elsewhere = [], []
         for _ in range(rounds):
@@ -244,6 +251,7 @@ def streams(name: str, decoder: Decoder, peer: Peer, rounds: int, tokens: int) -
     """CPU milliseconds to the first token and between tokens, as streams become more."""
     engine, rng, rows = decoder.engine(max(STREAMS), PROMPT + tokens), np.random.default_rng(0), []
     for count in STREAMS:
+        write(engine, rng.integers(0, MODELS[name][1], (count, PROMPT)).tolist(), [tokens] * count)  # compiles
         first, between, per_second, theirs = [], [], [], []
         for _ in range(rounds):  # other prompts each time, so that none is in the cache
             prompts = rng.integers(0, MODELS[name][1], (count, PROMPT)).tolist()
@@ -261,14 +269,17 @@ def streams(name: str, decoder: Decoder, peer: Peer, rounds: int, tokens: int) -
     return rows
 
 
-def batching(rounds: int, requests: int, mean: int, name: str = '1.3M') -> dict[str, Any]:
+def batching(name: str, rounds: int) -> dict[str, Any]:
     """Tokens per CPU second of continuous and of static batching."""
+    requests, mean = REQUESTS[name]
     options, vocab_size = MODELS[name]
     slots, longest = 8, 6 * mean
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.exponential(mean, requests).astype(int), 1, longest).tolist()
     prompts = rng.integers(0, vocab_size, (requests, PROMPT)).tolist()
-    engine = Decoder.create(options, vocab_size).engine(slots, PROMPT + longest, block=8)
+    engine = Decoder.create(options, vocab_size).engine(slots, PROMPT + longest, block_seconds=STEADY)
+    for count in range(1, slots + 1):
+        write(engine, prompts[:count], [SAME] * count)  # compiles
     groups = [slice(start, start + slots) for start in range(0, requests, slots)]
     programs, fewer = engine._programs, engine._programs.written_rows
     ratios, shrinking, speeds = [], [], []
@@ -282,7 +293,7 @@ def batching(rounds: int, requests: int, mean: int, name: str = '1.3M') -> dict[
         speeds.append(sum(lengths) / continuous)
     ideal = sum(max(lengths[group]) for group in groups) * slots / sum(lengths)
     return {
-        'name': 'continuous / static', 'ratio': statistics.median(ratios), 'least': min(ratios), 'ratios': ratios,
+        'name': name, 'ratio': statistics.median(ratios), 'least': min(ratios), 'ratios': ratios,
         'shrinking': statistics.median(shrinking), 'tokens_per_second': statistics.median(speeds),
         'ideal': ideal, 'requests': requests, 'mean_length': mean,
     }  # fmt: skip
@@ -370,12 +381,13 @@ def table(result: dict[str, Any]) -> str:
                 f'{row["tokens_per_second"]:,.0f} |'
             )
         lines.append('')
-    if row := result.get('batching'):
+    for row in result.get('batching', []):
         lines += [
-            f'Continuous batching writes {row["ratio"]:.2f} times the tokens of static batching in a CPU second, and '
-            f'at least {row["least"]:.2f} times in each run (wanted: {TARGETS["continuous / static"]}; the lengths '
-            f'allow {row["ideal"]:.2f}): {row["requests"]} requests, {row["mean_length"]} tokens on average, 8 slots. '
-            f'It writes {row["shrinking"]:.2f} times those of static batches whose rows become fewer as answers end.',
+            f'{row["name"]}: continuous batching writes {row["ratio"]:.2f} times the tokens of static batching in a '
+            f'CPU second, and at least {row["least"]:.2f} times in each run (wanted: '
+            f'{TARGETS["continuous / static"]}; the lengths allow {row["ideal"]:.2f}): {row["requests"]} requests, '
+            f'{row["mean_length"]} tokens on average, 8 slots. It writes {row["shrinking"]:.2f} times those of static '
+            'batches whose rows become fewer as answers end.',
             '',
         ]  # fmt: skip
     if row := result.get('latency'):
@@ -396,7 +408,10 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--tokens', type=int, default=48, help='new tokens in each sequence')
     parser.add_argument('--out', type=Path, default=HERE / 'results', help='directory for serve-<date>.json and .md')
+    parser.add_argument('--one-core', action='store_true', help='all sides take turns on one core')
     options = parser.parse_args()
+    if options.one_core:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     if {'decode', 'streams'} & {*options.part} and not (
         options.torch_python and has_torch(Path(options.torch_python).absolute())
     ):
@@ -408,7 +423,7 @@ def main() -> None:
     if 'latency' in options.part:
         result['latency'] = latency()
     if 'batching' in options.part:
-        result['batching'] = batching(min(options.rounds, 5), requests=96, mean=64)
+        result['batching'] = [batching(name, min(options.rounds, 5)) for name in options.model]
     for name in options.model if options.torch_python else []:
         with peer_of(name, Path(options.torch_python).absolute(), versions) as (decoders, peer):
             if 'decode' in options.part:

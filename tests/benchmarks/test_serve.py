@@ -42,7 +42,8 @@ def shape_size(shape):
 
 @pytest.mark.slow
 def test_continuous_and_static_batching_are_compared(benchmark):
-    row = benchmark.batching(1, requests=16, mean=8)
+    benchmark.REQUESTS['1.3M'] = 16, 8
+    row = benchmark.batching('1.3M', rounds=1)
     assert row['ratio'] > 0
     assert 1 < row['ideal'] < 8
 
@@ -55,7 +56,10 @@ def test_the_table_shows_what_is_wanted_and_warns_of_a_busy_machine(benchmark):
     result = {
         'date': '2026-01-01', 'command': 'x', 'processor': 'y', 'cores': 2, 'versions': [], 'rounds': 1, 'tokens': 4,
         'busy': 0.0, 'decode': [row],
-        'batching': {'ratio': 2.0, 'least': 1.9, 'shrinking': 1.5, 'ideal': 2.5, 'requests': 96, 'mean_length': 64},
+        'batching': [{
+            'name': '1.3M', 'ratio': 2.0, 'least': 1.9, 'shrinking': 1.5, 'ideal': 2.5, 'requests': 96,
+            'mean_length': 64,
+        }],
         'latency': {'streams': 64, 'median_ms': 1.0, 'p99_ms': 2.0},
     }  # fmt: skip
     text = benchmark.table(result)
