@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 
 from pretrax.model import recurrent as chunks
 from pretrax.model.recurrent import by_products, by_substitution, convolution, delta_scan, state_space_scan
@@ -77,6 +78,22 @@ def test_chunks_equal_the_recurrence(kind, size, monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), ours, theirs)
 
 
+def test_a_state_space_model_in_bf16_rounds_operands_only():
+    x, state = arrays()
+    del x['beta']
+    x['q'], x['k'] = (x[name].astype(jnp.bfloat16).astype(np.float32) for name in 'qk')
+    rounded = x | {name: x[name].astype(jnp.bfloat16) for name in 'qk'}
+
+    def total(run):
+        return lambda x: sum(jnp.vdot(a, jnp.cos(jnp.arange(a.size)).reshape(a.shape)) for a in run(x, state, SEGMENTS))
+
+    ours = *in_chunks(rounded, state, SEGMENTS), jax.grad(total(in_chunks))(rounded)
+    theirs = *recurrence(x, state, SEGMENTS), jax.grad(total(recurrence))(x)
+    assert {a.dtype for a in ours[:2]} == {np.dtype('float32')}
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a.astype(np.float32), b, atol=0.01 * np.abs(b).max())
+
+
 def test_a_delta_net_is_exact_for_equal_keys():
     """The system of a chunk is then far from diagonal: its inverse as a product of powers loses all digits in f32."""
     x, state = arrays(64)
@@ -113,3 +130,15 @@ def test_the_convolution_sees_its_own_document(known):
                 if t - back < 0 and known and segments[b, t] == segments[b, 0]:
                     total += kernel[..., 3 - back] * before[b, 3 + t - back]
             np.testing.assert_allclose(found[b, t], total / (1 + np.exp(-total)), atol=1e-5)
+
+
+@pytest.mark.parametrize('known', [False, True])
+def test_the_gradient_of_the_convolution(known):
+    rng = np.random.default_rng(2)
+    of_tokens = ((B, 9, 2, 3), *((B, 3, 2, 3),) * known)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 4), (2, 3), *of_tokens)]
+
+    def run(kernel, bias, x, before=None):
+        return convolution(x, kernel, bias, SEGMENTS[:, ::4][:, :9], before)
+
+    check_grads(run, arrays, order=1, modes=['rev'], atol=1e-2, rtol=1e-2, eps=1e-2)

@@ -37,6 +37,7 @@ from pretrax.shardlib import (
     pytree_dataclass,
     save,
     typechecked,
+    vary_together,
 )
 
 
@@ -225,17 +226,45 @@ def convolution(
         segments: the number of each token's document.
         before: the J - 1 tokens before x, [B, J - 1, heads, width]; None: zeros.
     """
-    length, width = x.shape[1], kernel.shape[-1]
+    width = kernel.shape[-1]
     if before is None:
         before = jnp.zeros_like(x[:, :1], shape=(x.shape[0], width - 1, *x.shape[2:]))
-    tokens = jnp.concatenate([before, x], axis=1).astype(jnp.float32)
-    document = jnp.pad(segments, ((0, 0), (width - 1, 0)), mode='edge')
-    total = 0.0 if bias is None else bias
-    for j in range(width):
-        here = slice(j, j + length)
-        seen = (document[:, here] == segments)[:, :, None, None]
-        total = total + jnp.where(seen, tokens[:, here], 0) * kernel[..., j]
-    return jax.nn.silu(total).astype(x.dtype)
+    tokens, kernel = vary_together(jnp.concatenate([before, x], axis=1), jnp.moveaxis(kernel, -1, 0))
+    total = windows_sum(tokens, kernel, jnp.pad(segments, ((0, 0), (width - 1, 0)), mode='edge'))
+    return jax.nn.silu(total if bias is None else total + bias).astype(x.dtype)
+
+
+@jax.custom_vjp
+def windows_sum(tokens: jax.Array, kernel: jax.Array, document: jax.Array) -> jax.Array:
+    """For each token, the sum of the kernel times the J tokens that end with it, of those in its document, in f32.
+
+    Args:
+        tokens: [B, J - 1 + L, N, W].
+        kernel: [J, N, W].
+        document: the number of each token's document, [B, J - 1 + L].
+    """
+    windows = _windows(tokens, document, document[:, len(kernel) - 1 :])
+    return functools.reduce(jnp.add, map(jnp.multiply, windows, kernel))
+
+
+def _windows(x: jax.Array, document: jax.Array, own: jax.Array) -> list[jax.Array]:
+    """x[:, j:] for each j, of the length of `own`, in f32: zero where the document is not that in `own`."""
+    here = [slice(j, j + own.shape[1]) for j in range(1 + x.shape[1] - own.shape[1])]
+    return [jnp.where((document[:, j] == own)[:, :, None, None], x[:, j].astype(jnp.float32), 0) for j in here]
+
+
+def _windows_backward(kept: tuple[jax.Array, jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    """JAX would add padded arrays, for which XLA for CPUs does not use vectors."""
+    tokens, kernel, document = kept
+    more = len(kernel) - 1
+    after = jnp.pad(document, ((0, 0), (0, more)), mode='edge')
+    reading = _windows(jnp.pad(dy, ((0, 0), (more, more), (0, 0), (0, 0))), after, document)
+    d_tokens = functools.reduce(jnp.add, map(jnp.multiply, reading, kernel[::-1]))
+    d_kernel = [jnp.sum(seen * dy, axis=(0, 1)) for seen in _windows(tokens, document, document[:, more:])]
+    return d_tokens.astype(tokens.dtype), jnp.stack(d_kernel), None
+
+
+windows_sum.defvjp(lambda *inputs: (windows_sum(*inputs), inputs), _windows_backward)
 
 
 @typechecked
@@ -316,6 +345,7 @@ def _exp(x: jax.Array, visible: jax.Array) -> jax.Array:
     return jnp.exp(jnp.where(visible, x, -jnp.inf))  # masked first, since exp(x) may overflow where nothing is visible
 
 
+_UNROLL = 16  # chunks in one step of the loop, which XLA for CPUs runs slowly
 _EPS = 1e-6  # of the length of queries and keys
 _EXACT = jax.lax.Precision.HIGHEST
 
@@ -435,7 +465,8 @@ def state_space_scan(
 ) -> tuple[f32['B L G R W'], f32['B G R S W']]:
     """y_t = q_t S_t with S_t = exp(decay_t) S_{t-1} + k_t^T v_t, in chunks. Dao, Gu 2024, arXiv:2405.21060, section 6.
 
-    q, k, v and decay are C, B, dt x and dt A of the paper. The backward pass computes everything again.
+    q, k, v and decay are C, B, dt x and dt A of the paper. Products have operands in the dtype of q; sums and states
+    are f32. Heads that share a key are columns of a product. The backward pass computes everything again.
 
     Args:
         q: queries.
@@ -448,17 +479,39 @@ def state_space_scan(
     Returns:
         y, and the state after the last token.
     """
-    length = q.shape[1]
-    by = decays(decay, segments)
-    q, k, v = (cut(x.astype(jnp.float32)) for x in (q, k, v))
-    scores = jnp.einsum('bnigs,bnjgs->bngij', q, k)[:, :, :, None] * by.pairs
-    y = jnp.einsum('bngrij,bnjgrw->bnigrw', scores, v)
-    new = jnp.einsum('bnjgs,bngrj,bnjgrw->nbgrsw', k, by.end, v)
+    length, dtype, by = q.shape[1], q.dtype, decays(decay, segments)
+    q, k, v = (jnp.moveaxis(cut(x), 3, 2) for x in (q, k, v))  # [B, n, G, C, ...]
+    start, end = (jnp.moveaxis(x, -1, 3)[..., None] for x in (by.start, by.end))  # [B, n, G, C, R, 1]
+
+    def columns(x: jax.Array) -> jax.Array:
+        return x.reshape(*x.shape[:4], -1).astype(dtype)
+
+    new = products(k.mT, columns(v * end)).reshape(*k.shape[:3], k.shape[-1], *v.shape[4:])  # [B, n, G, S, R, W]
 
     def chunk(state: jax.Array, one: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         whole, new = one
-        return state * whole[..., None, None] + new, state
+        return state * whole[:, :, None, :, None] + new, state.astype(dtype)
 
-    state, before = jax.lax.scan(chunk, state, (jnp.moveaxis(by.whole, 1, 0), new))
-    y = y + jnp.einsum('bnigs,bngri,nbgrsw->bnigrw', q, by.start, before)
-    return y.reshape(y.shape[0], -1, *y.shape[3:])[:, :length], state
+    each = jnp.moveaxis(by.whole, 1, 0), jnp.moveaxis(new, 1, 0)
+    state, before = jax.lax.scan(chunk, jnp.swapaxes(state, 2, 3), each, unroll=_UNROLL)
+    # XLA for CPUs would compute each state from the first one
+    before = jnp.moveaxis(jax.lax.optimization_barrier(before), 0, 1)
+    scores = products(q, k.mT)[:, :, :, None] * by.pairs
+    y = jnp.swapaxes(products(scores.astype(dtype), jnp.swapaxes(v, 3, 4).astype(dtype)), 3, 4)
+    y = jnp.moveaxis(y + products(q, columns(before)).reshape(v.shape) * start, 2, 3)
+    return y.reshape(y.shape[0], -1, *y.shape[3:])[:, :length], jnp.swapaxes(state, 2, 3)
+
+
+@jax.custom_vjp
+def products(a: jax.Array, b: jax.Array) -> jax.Array:
+    """a @ b in f32, of many matrices. Operands in the backward pass have the dtype of a, too."""
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32)
+
+
+def _products_backward(operands: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    a, b = operands
+    dy = dy.astype(a.dtype)
+    return products(dy, b.mT).astype(a.dtype), products(a.mT, dy).astype(b.dtype)
+
+
+products.defvjp(lambda a, b: (products(a, b), (a, b)), _products_backward)
