@@ -32,7 +32,7 @@ from machine import busy
 from result_files import circumstances, write_result
 
 import pretrax
-from checkpoint import HERE, make_state, seconds, summary
+from checkpoint import ARRAY, HERE, make_state, seconds, summary
 from pretrax.checkpoint import Checkpoints, restore
 from pretrax.storage import BucketPath
 
@@ -107,7 +107,7 @@ def main() -> None:
         '--out', type=Path, default=HERE / 'results', help='directory for checkpoint-bucket-<date>.json and .md'
     )
     options = parser.parse_args()
-    state = make_state(int(options.gigabytes * 1e9))
+    state = make_state(max(1, int(options.gigabytes * 1e9) // ARRAY), ARRAY)
     n_bytes = sum(array.nbytes for array in state['weights'].values())
     share = busy()
     with scratch(options.bucket) as directory:
