@@ -30,7 +30,7 @@ def test_all_sides_start_from_the_same_weights_and_train_the_same_model(benchmar
     assert sum(value.size for value in weights.values()) == 65 * 128 + 64 * 128 + 4 * (heads + mlp + norms) + 2 * 128
     assert inputs['tokens'].shape == inputs['targets'].shape == (benchmark.BATCHES, 12, 64)
     np.testing.assert_array_equal(inputs['tokens'][3], np.asarray(ours.run.batch(3 + benchmark.BATCHES).tokens))
-    assert json.loads(str(inputs['settings']))['learning_rate'] == 1e-3
+    assert json.loads(str(inputs['settings']))['learning_rate'] == 3e-4
     np.savez(tmp_path / 'inputs.npz', allow_pickle=False, **inputs)
     nnx = benchmark.Peer(sys.executable, SCRIPT.with_name('nnx_gpt2.py'), tmp_path / 'inputs.npz')
     losses = ours.first_losses()
