@@ -27,7 +27,7 @@ class UpdateCost:
     copied: float = 0.0  # bytes of the state that XLA for CPUs copies before it updates the weights
     traffic: float = 0.0  # bytes that it reads and writes, without the work on whole matrices
     flops: float = 0.0  # FLOPs of the products of whole matrices
-    precision: str = 'f32'  # of these products: 'f32', 'bf16' or 'highest'
+    precision: str = 'f32'  # dtype of these products: 'f32', 'bf16' or 'highest'
     matrices: float = 0.0  # bytes that the work on whole matrices reads and writes
     exchanges: tuple[Exchange, ...] = ()  # between slices and whole matrices
 

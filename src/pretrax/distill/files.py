@@ -49,7 +49,7 @@ class Description:
     """What all rows of a directory have in common."""
 
     teacher: str  # the fingerprint of its weights
-    place: str  # where they were
+    place: str  # where the weights were
     temperature: float  # temperature of the probabilities
     top_k: int  # tokens that are kept
     vocab_size: int  # vocabulary size of the teacher

@@ -153,7 +153,7 @@ class Diagnosis:
 
     rows: Sequence[Row]  # rows of the table
     names: Mapping[int, str]  # names of the nodes, by process
-    seconds: float  # it took
+    seconds: float  # duration of the examination
 
     @property
     def exit_code(self) -> int:

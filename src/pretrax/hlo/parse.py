@@ -25,7 +25,7 @@ class Collective:
     axes: tuple[str, ...]  # mesh axes that its groups span, in the mesh's order
     bytes: int  # size of the gathered array per device: the result of an all-gather, the operand of a reduce-scatter
     times: int  # runs per step
-    asynchronous: bool  # it starts before and ends after other work
+    asynchronous: bool  # whether other work runs between its start and its end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Found:
     """A collective, and how the program performs it."""
 
     name: str  # name of its instruction; if it takes several steps, of that in the first
-    computation: str  # where that is
+    computation: str  # the computation that contains it
     collective: Collective  # what is communicated
     # 'waits'; 'start, done'; 'in fusions', whose work runs meanwhile (TPU); 'SparseCore'; 'hosts', between TPU slices
     form: str

@@ -44,7 +44,7 @@ class Operation:
     operation: str  # XLA's name, such as 'fusion'
     result: str  # type as XLA writes it, with layout
     operands: tuple[str, ...]  # names
-    computation: str  # where it is
+    computation: str  # the computation that contains it
     calls: tuple[str, ...]  # the computations that it runs: the contents of a fusion, the body of a loop
     scope: tuple[str, ...]  # named scopes from the outermost to the innermost, such as ('layer_0', 'attention')
     phase: Phase  # part of the step. Inputs are parameters and constants of the whole program.
@@ -53,7 +53,7 @@ class Operation:
     flops: float  # FLOPs of products in one run, those in a fusion included
     read: float  # bytes that one run reads from memory; slices count only themselves
     written: float  # bytes that one run writes
-    is_kernel: bool  # it takes time of the device, and is not part of a fusion
+    is_kernel: bool  # whether it takes time of the device and is not part of a fusion
     collective: Collective | None  # what it communicates
     detail: str  # operands and attributes as XLA writes them
 

@@ -6,6 +6,7 @@ blocks: small blocks then leave few rows empty, and most rows are in large produ
 Letters: N rows, K summed dimension, F columns, G experts.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -51,9 +52,13 @@ def _over_products(step: Callable, total: jax.Array, groups: i32['blocks'], n_gr
     def run(i: i32[''], total: jax.Array) -> jax.Array:
         group = with_rows[i]
         start, left = first[group], counts[group]
+
+        def multiply(i: i32[''], total: jax.Array, start: i32[''], blocks: int) -> jax.Array:
+            return step(group, total, (start + i * blocks) * block, blocks * block)
+
         for blocks in _PRODUCTS:
             if blocks <= len(groups):
-                one = lambda i, total, at=start, n=blocks: step(group, total, (at + i * n) * block, n * block)  # noqa: E731
+                one = functools.partial(multiply, start=start, blocks=blocks)
                 total = jax.lax.fori_loop(0, left // blocks, one, total)
                 start, left = start + left // blocks * blocks, left % blocks
         return total

@@ -97,12 +97,16 @@ def _with_loss(function: Callable[..., Any]) -> dict[str, Any]:
     return {'token_terms': terms, 'token_counts': counts}
 
 
-def _checked(part: str, result: Any, shape: tuple[int, ...], dtype: Any = '') -> jax.Array:
-    """The result of a user's part. Raises TypeError if it has another shape per device, or another dtype."""
-    if getattr(result, 'shape', None) != shape or (dtype and result.dtype != dtype):
-        found = f'{result.dtype}{list(result.shape)}' if hasattr(result, 'shape') else type(result).__name__
+def _checked(part: str, result: Any, shape: tuple[int, ...], dtype: jnp.dtype | None = None) -> jax.Array:
+    """The result of a user's part.
+
+    Raises:
+        TypeError: it has another shape per device, or another dtype; None: any dtype.
+    """
+    if getattr(result, 'shape', None) != shape or (dtype is not None and result.dtype != dtype):
+        returned = f'{result.dtype}{list(result.shape)}' if hasattr(result, 'shape') else type(result).__name__
         expected = f'{dtype or "a number for each token: f32"}{list(shape)}'
-        raise TypeError(f'the {part} returned {found} on each device; expected {expected}')
+        raise TypeError(f'the {part} returned {returned} on each device; expected {expected}')
     return result
 
 

@@ -28,7 +28,7 @@ class SeenBatch:
 
     index: int  # its number
     source: Source  # the data of the run
-    where: tuple[int, int, int]  # it lies in the data, as `config.batch.rows_of` returns it
+    where: tuple[int, int, int]  # its place in the data, as `config.batch.rows_of` returns it
 
     @property
     def n_rows(self) -> int:
