@@ -1,5 +1,6 @@
 """Reads JSON from untrusted files: its size and depth are bounded before anything walks through it."""
 
+import itertools
 import json
 from typing import Any
 
@@ -7,6 +8,7 @@ from pretrax.errors import UserError
 
 LARGEST = 256 << 20  # bytes; the largest published tokenizer.json has 33 MB
 DEEPEST = 100  # objects and lists inside one another
+_PIECE = 1 << 20  # bytes of one read
 
 
 def parse_json(content: str | bytes) -> Any:
@@ -30,7 +32,8 @@ def read_json(path: Any) -> dict[str, Any]:
     """The JSON object in a file, on a disk or in a bucket. Raises UserError if there is none."""
     try:
         with path.open('rb') as file:
-            found = parse_json(file.read(LARGEST + 1))
+            pieces = iter(lambda: file.read(_PIECE), b'')  # a larger read would claim memory for all of it at once
+            found = parse_json(b''.join(itertools.islice(pieces, LARGEST // _PIECE + 1)))
     except (OSError, ValueError) as error:
         raise UserError(f'{path}: not readable as JSON: {error}') from None
     if not isinstance(found, dict):
