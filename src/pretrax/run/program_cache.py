@@ -9,7 +9,6 @@ moves the cache to a directory in which nothing is removed. `JAX_ENABLE_COMPILAT
 import os
 import pathlib
 import re
-import stat
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
@@ -18,7 +17,7 @@ import jax
 
 from pretrax.errors import Report
 from pretrax.run.processes import is_first_process
-from pretrax.system.cache import own_directory
+from pretrax.system.cache import oldest_first, own_directory, remove
 from pretrax.system.trusted import why_untrusted
 
 LARGEST = 10 << 30  # bytes of programs that are kept
@@ -77,19 +76,12 @@ def compile_or_load(
 
 def remove_oldest(directory: pathlib.Path, most: int) -> None:
     """Removes the least recently used files, until the rest has at most `most` bytes."""
-    files = []
-    for path in directory.rglob('*'):
-        try:
-            status = path.lstat()
-        except OSError:  # another run has removed it
-            continue
-        if stat.S_ISREG(status.st_mode):
-            files.append((max(status.st_atime, status.st_mtime), status.st_size, path))
-    total = sum(size for _, size, _ in files)
-    for _, size, path in sorted(files):
+    files = oldest_first(directory)
+    total = sum(size for _, size in files)
+    for path, size in files:
         if total <= most:
             break
-        _remove(path)
+        remove(path)
         total -= size
 
 
@@ -118,13 +110,6 @@ def _own_directory() -> tuple[pathlib.Path | None, str]:
     return path, ''
 
 
-def _remove(path: pathlib.Path) -> None:
-    try:
-        path.unlink()
-    except OSError:  # it is gone, or it is not ours to remove
-        return
-
-
 class _Failures:
     """Replaces `warnings.showwarning`: reports the first program that JAX cannot read or write, in one line.
 
@@ -150,7 +135,7 @@ class _Failures:
         what, program, why = failure.groups()
         if self._own is not None:
             for entry in self._own.glob(f'{program}-*'):
-                _remove(entry)
+                remove(entry)
         if not self._reported:
             self._reported = True
             first, directory = why.strip().partition('\n')[0][:200], jax.config.jax_compilation_cache_dir

@@ -1,8 +1,10 @@
-"""Caches measurements of this machine in small JSON files in the user's cache directory."""
+"""The user's cache directory: small JSON files, and the removal of files that were not used for long."""
 
+import contextlib
 import json
 import os
 import pathlib
+import stat
 import tempfile
 from typing import Any
 
@@ -32,3 +34,22 @@ def write_entries(path: pathlib.Path, entries: dict[str, Any]) -> str:
     except OSError as error:
         return f'not kept ({path}: {error.strerror})'
     return f'kept in {path}'
+
+
+def oldest_first(directory: pathlib.Path) -> list[tuple[pathlib.Path, int]]:
+    """The files in a directory and below it, and their sizes in bytes, least recently used first."""
+    files = []
+    for path in directory.rglob('*'):
+        try:
+            status = path.lstat()
+        except OSError:  # another process has removed it
+            continue
+        if stat.S_ISREG(status.st_mode):
+            files.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+    return [(path, size) for _, size, path in sorted(files)]
+
+
+def remove(path: pathlib.Path) -> None:
+    """Removes a file, unless it is gone or not ours to remove."""
+    with contextlib.suppress(OSError):
+        path.unlink()

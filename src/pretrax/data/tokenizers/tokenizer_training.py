@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, Tokenizer
-from pretrax.system.cache import own_directory, read_entries, write_entries
+from pretrax.system.cache import oldest_first, own_directory, read_entries, remove, write_entries
 
 type ModelName = Literal['bpe', 'unigram']
 MODELS: dict[str, ModelName] = {'bpe': 'bpe', 'unigram': 'unigram'}
@@ -50,8 +50,8 @@ def train_and_report(
         how = f'in {time.perf_counter() - started:.1f} s'
         if file.is_absolute():  # otherwise this user has no home
             write_entries(file, {'tokenizer': tokenizer.content.decode()})
-            for old in sorted(file.parent.glob('*.json'), key=lambda path: path.stat().st_mtime)[:-_MOST_KEPT]:
-                old.unlink(missing_ok=True)
+            for old, _ in oldest_first(file.parent)[:-_MOST_KEPT]:
+                remove(old)
     short = '' if tokenizer.vocab_size == vocab_size else f' (the text does not yield the requested {vocab_size:,})'
     size = f'{sum(map(len, sample)) / 1e6:,.1f} M characters'
     say(f'tokenizer: {_SHOWN[model]} of {tokenizer.vocab_size:,} tokens{short}, trained on {size} {how}')
