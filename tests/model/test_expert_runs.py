@@ -19,7 +19,10 @@ def test_rows_are_multiplied_by_their_experts_and_gradients_summed_over_them(cou
     shapes = (len(groups) * BLOCK, K), (len(counts), K, F), (len(groups) * BLOCK, F)
     x, w, dy = (jnp.asarray(rng.integers(-3, 4, shape), dtype) for shape in shapes)  # whole numbers: sums are exact
     of_rows, x64, w64, dy64 = np.repeat(groups, BLOCK), *(np.asarray(a, np.float64) for a in (x, w, dy))
-    rounded = lambda a: np.asarray(jnp.asarray(a, dtype), np.float64)  # noqa: E731
+
+    def rounded(a):
+        return np.asarray(jnp.asarray(a, dtype), np.float64)
+
     y, dx = times_group(x, w, groups, False), times_group(dy, w, groups, True)
     assert y.dtype == dx.dtype == dtype
     np.testing.assert_array_equal(np.asarray(y, np.float64), rounded(np.einsum('nk,nkf->nf', x64, w64[of_rows])))

@@ -26,7 +26,7 @@ from pretrax.storage import BucketPath, locate
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """What a change of a key affects. It is declared with the type of the key, or of a section that holds it."""
+    """The effect of a change of a key, declared with the type of the key or of a section that holds it."""
 
     # 'step' if the compiled step may differ; 'input' if only batches or first weights differ, on whose shapes the step
     # depends; 'nothing' otherwise

@@ -46,7 +46,7 @@ ARRAYS = ('ids', 'log_probs', 'log_tail')
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What all rows of a directory have in common."""
+    """Facts about all rows of a directory."""
 
     teacher: str  # the fingerprint of its weights
     place: str  # where the weights were
@@ -65,7 +65,7 @@ class Description:
 
 
 class HostTopK(NamedTuple):
-    """What a teacher says about rows, in host memory."""
+    """The probabilities of a teacher for rows, in host memory."""
 
     ids: np.ndarray  # int32 [R, L, k]
     log_probs: np.ndarray  # float32 [R, L, k]
@@ -238,7 +238,7 @@ def create(
 
 
 def read_description(directory: AnyPath) -> Description:
-    """What all rows of a directory have in common. Raises UserError as `TeacherFiles`."""
+    """Reads the facts about all rows of a directory. Raises UserError as `TeacherFiles`."""
     path = directory / DESCRIPTION
     try:
         values: dict[str, Any] = parse_json(path.read_bytes())

@@ -33,7 +33,7 @@ PART_BYTES = 256 << 20  # of log probabilities; a run that is killed loses at mo
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """What `prepare_cache` has written."""
+    """A summary of the rows that `prepare_cache` wrote."""
 
     rows: int  # in the directory
     new_rows: int  # rows that were missing

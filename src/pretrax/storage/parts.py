@@ -9,10 +9,10 @@ disk.
 import io
 import itertools
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Buffer, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from pretrax.storage.index import INDEX, read_entries
 from pretrax.storage.locate import AnyPath
@@ -48,14 +48,15 @@ class _Parts(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, target: Buffer, /) -> int:
+        view = memoryview(target)
         while not self._rest:
             content = next(self._contents, None)
             if content is None:
                 return 0
             self._rest = memoryview(content)
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        size = min(len(view), len(self._rest))
+        view[:size], self._rest = self._rest[:size], self._rest[size:]
         return size
 
 
