@@ -27,6 +27,7 @@ class Stub:
     Attributes:
         answers: texts of the next answers, as lists of tokens; the last one is used again and again.
         gate: closed, an answer stops after its first token until it is opened.
+        doors: closed, no models are named until they are opened.
         asked: bodies of the requests.
         cancelled: set when a client closed the connection during an answer.
     """
@@ -38,6 +39,8 @@ class Stub:
         self.answers: list[list[str]] = [[' and', ' they', ' lived', ' happily']]
         self.gate = threading.Event()
         self.gate.set()
+        self.doors = threading.Event()
+        self.doors.set()
         self.asked: list[dict[str, Any]] = []
         self.cancelled = threading.Event()
         self.error: dict[str, Any] | None = None
@@ -73,6 +76,8 @@ class Stub:
         return None
 
     async def models(self, request):
+        while not self.doors.is_set():
+            await asyncio.sleep(0.005)
         about = {
             'id': self.name,
             'object': 'model',
@@ -179,6 +184,7 @@ def running(stub: Stub, port: int = 0) -> Iterator[str]:
     finally:
         server.should_exit = True
         stub.gate.set()
+        stub.doors.set()
         thread.join()
         opened.close()
 

@@ -123,6 +123,27 @@ def test_a_text_is_continued_while_it_arrives(base):
     assert [asked['prompt'] for asked in stub.asked] == ['Once upon a time']
 
 
+@pytest.mark.parametrize('escapes', [False, True])
+def test_a_text_that_is_sent_before_the_server_answers_waits_for_it(base, escapes):
+    stub, page = base
+    stub.doors.clear()
+    page.reload()
+    expect(page.get_by_role('heading', name='Connecting…')).to_be_visible()
+    text_of(page).fill('Once')
+    page.keyboard.press('Control+Enter')
+    expect(page.get_by_role('status')).to_have_text('The text is sent when the server answers.')
+    if escapes:
+        page.keyboard.press('Escape')
+    stub.doors.set()
+    expect(page.get_by_role('heading', name='tiny', exact=True)).to_be_visible()
+    if escapes:
+        expect(button(page, 'Continue')).to_be_enabled()
+        assert not stub.asked
+        page.keyboard.press('Control+Enter')
+    expect(text_of(page)).to_have_value('Once and they lived happily')
+    assert len(stub.asked) == 1
+
+
 def test_escape_stops_and_the_text_so_far_is_continued(base):
     stub, page = base
     stub.gate.clear()

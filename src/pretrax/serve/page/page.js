@@ -19,6 +19,7 @@ let secondModels = [];
 let text = null; // the open text or chat
 let writing = null; // AbortController of the answers that are being written
 let saving = 0; // timer
+let asked = false; // somebody pressed Send before the server answered
 
 const settings = new Settings(byId('settings').querySelector('form'), settingChanged);
 const editor = new Editor(byId('editor'), edited);
@@ -219,7 +220,12 @@ async function waitForTheServer(error) {
 }
 
 function send() {
-  if (writing || !model()) return;
+  if (writing) return;
+  asked = !models.length;
+  if (asked) {
+    say('The text is sent when the server answers.');
+    return;
+  }
   if (chatting() && !model().chat) {
     notify(`${model().id} is a base model: it has no chat template, and only continues texts.`, 'New text', () => newText('text'));
     return;
@@ -235,6 +241,7 @@ function send() {
 }
 
 function stop() {
+  asked = false;
   writing?.abort();
 }
 
@@ -527,7 +534,7 @@ document.addEventListener('keydown', event => {
   } else if (event.key === 'Escape' && !byId('key').open) {
     if (panel.pinned) byId('text').focus();
     if (!panel.element.hidden) panel.hide();
-    else if (writing) stop();
+    else if (writing || asked) stop();
     else if (!byId('settings').hidden) openSettings(false);
     else if (small.matches && menuIsOpen()) toggleMenu(false);
   } else if (event.key === 'ArrowDown' && event.altKey && panel.token) {
@@ -603,8 +610,10 @@ async function start() {
   byId('model').replaceChildren(...models.map(({ id }) => element('option', { value: id }, id)));
   notify('');
   if (!text || texts.isEmpty(text)) text = newest() ?? texts.create(model().chat ? 'chat' : 'text');
+  const wanted = asked;
   open(text);
   await connectSecond();
+  if (wanted) send();
 }
 
 open(newest() ?? texts.create('text'));
