@@ -12,15 +12,7 @@ from pretrax.cost.scaling_laws import PUBLISHED
 from pretrax.cost.teacher import n_params
 from pretrax.cost.topology import parse_topology
 from pretrax.errors import UserError
-from pretrax.plan.budget import (
-    CHIP_SECONDS_BETWEEN_FAILURES,
-    best_interval,
-    buy,
-    parse_budget,
-    read_law,
-    share_lost,
-    sizes_for,
-)
+from pretrax.plan.budget import buy, parse_budget, read_law, sizes_for
 
 NODES = parse_topology('h100x8', 8)
 SPEED = 1.26e9
@@ -71,19 +63,6 @@ def test_the_published_law_is_near_hoffmann_for_the_compute_of_gopher():
     assert PUBLISHED.values['a'] == pytest.approx(0.5126, abs=1e-4)  # Besiroglu et al. 2024, section 3
 
 
-def test_the_share_lost_is_least_with_dalys_interval():
-    assert best_interval(50, 10_000) == 1000
-    assert share_lost(50, 10_000) == pytest.approx(50 / 1000 + (1000 / 2 + 300 + 50) / 10_000)
-    taus = range(100, 5000, 10)
-    assert min(taus, key=lambda tau: 50 / tau + tau / 2 / 10_000) == 1000
-
-
-def test_failures_are_as_frequent_as_published():
-    # Kokolis et al. 2024, arXiv:2410.21680: projected for 16,384 and 131,072 GPUs
-    for gpus, hours in (16_384, 1.8), (131_072, 0.23):
-        assert CHIP_SECONDS_BETWEEN_FAILURES / gpus / 3600 == pytest.approx(hours, rel=0.03)
-
-
 def test_sizes_are_those_of_the_configuration_at_its_own_number_of_parameters():
     arch = gpt(n_layers=32, d_model=4096, n_heads=32, n_kv_heads=8, d_head=128, d_ff=14336, vocab_size=32000)
     own = ['n_layers=32', 'd_model=4096', 'attention.n_heads=32', 'attention.n_kv_heads=8', 'attention.d_head=128']
@@ -116,9 +95,9 @@ def test_flops_pay_for_six_times_parameters_and_tokens(hardware, in_machine, in_
     assert bought.params == pytest.approx(PUBLISHED.optimum(2e21), rel=0.1)
     shards = bought.best.mesh['d'] * bought.best.mesh['t'] * bought.best.mesh['p']
     state = 4 * 3 * bought.params * min(in_machine / shards, 1)  # of a machine: weights and two moments, f32
-    assert bought.delta == pytest.approx(state / SPEED, rel=0.05)
+    assert bought.source.written == pytest.approx(state / SPEED, rel=0.05)
     trains = bought.steps * bought.best.prediction.seconds
-    assert bought.seconds == pytest.approx(trains / (1 - share_lost(bought.delta, 1e6)))
+    assert bought.seconds == pytest.approx(trains / bought.source.best_goodput(1e6))
 
 
 def test_days_are_spent_with_what_failures_take():
@@ -127,7 +106,7 @@ def test_days_are_spent_with_what_failures_take():
         assert bought.seconds == pytest.approx(86400 * 10, rel=0.01)
         assert bought.params == pytest.approx(PUBLISHED.optimum(6 * bought.params * bought.steps * 2**22), rel=0.1)
     with pytest.raises(UserError, match='makes no progress'):
-        buy(from_values(LLAMA), NODES, (0, 86400 * 10), PUBLISHED, 200, SPEED)  # a restart takes 300
+        buy(from_values(LLAMA), NODES, (0, 86400 * 10), PUBLISHED, 2, SPEED)  # a restart takes 6
 
 
 def test_the_hours_of_llama_2_buy_the_flops_of_llama_2_or_half_as_many_more():
@@ -174,5 +153,9 @@ def test_the_plan_prints_cost_tokens_layout_and_interval(capsys, tmp_path):
     assert re.search(r'model.n_layers=\d+ .* mesh.* batch.micro=\d+ .* steps=\d+ .*checkpoint.minutes=', lines[5])
     with pytest.raises(UserError, match='need --budget'):
         plan(Asked(config=str(tmp_path / 'run.yaml'), topology='h100x8', price=2.5))
+    plan(Asked(config=str(tmp_path / 'run.yaml'), topology='h100x8', mttf=2.0))
+    goodput = capsys.readouterr().out.rpartition('\n\n')[2].splitlines()
+    assert 'a failure every 2 h 0 min' in goodput[0]
+    assert [line.split()[0] for line in goodput[1:]] == ['storage,', 'storage,', 'memory,']
     with pytest.raises(UserError, match='without --budget'):
         plan(Asked(config=str(tmp_path / 'run.yaml'), topology='h100x8', budget='5000 h100-hours', verify=True))

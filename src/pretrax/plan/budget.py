@@ -1,13 +1,7 @@
 """`pretrax plan --budget`: the model, tokens, layout, days and cost that some FLOPs, chip-hours or days pay for.
 
 A scaling law gives the parameters N and tokens D of C = 6 N D FLOPs, the search of a plan the layout, and its
-prediction the time of a step. Checkpoints and failures lose a share of the run:
-
-    delta / tau + (tau / 2 + R) / M        tau = sqrt(2 delta M)
-
-A checkpoint takes delta seconds, every tau seconds; the step waits for less, since most of it runs in the background. A
-failure, every M seconds on average, loses half an interval, and R seconds for the restart. To first order, this tau
-loses least: Young 1974, doi:10.1145/361147.361115; Daly 2006, doi:10.1016/j.future.2004.11.016.
+prediction the time of a step, and `plan.failures` the share of the run that checkpoints and failures lose.
 """
 
 import dataclasses
@@ -23,15 +17,13 @@ from pretrax.cost.teacher import n_params
 from pretrax.cost.topology import Topology
 from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture
+from pretrax.plan.failures import CONSTANTS, Source, sources
 from pretrax.plan.plan import Candidate, Planner
 from pretrax.storage import locate
 from pretrax.view.charts.chart import number_text
 
-# Chip-seconds between failures: 6.5 in 1,000 days of nodes with eight GPUs. Kokolis et al. 2024, arXiv:2410.21680, who
-# conclude 1.8 hours for 16,384 GPUs. Smaller jobs fail more often: 7.9 hours at 1,024 GPUs.
-CHIP_SECONDS_BETWEEN_FAILURES = 1000 * 86400 * 8 / 6.5
-RESTART = 300.0  # seconds from a failure to the first step, besides reading the checkpoint: assumed
 _FIRST_MFU = 0.4  # to guess the FLOPs of a budget in time
+_LEAST_GOODPUT = 0.01  # a run that keeps less of its time makes no progress
 _WRONG_SIZE = 0.3  # a model is refused if the logarithm of its parameters differs from the law by more
 
 
@@ -43,26 +35,14 @@ class Purchase:
     params: int  # N
     batch: int  # tokens of a step
     best: Candidate  # the fastest layout
-    # delta, between: seconds to write a checkpoint, and between failures
-    delta: float
-    between: float
+    source: Source  # of its state after a failure
+    between: float  # seconds between failures
     steps: int  # of the run
 
     @property
     def seconds(self) -> float:
         """From the start of the run to its end."""
-        return self.steps * self.best.prediction.seconds / (1 - share_lost(self.delta, self.between))
-
-
-def best_interval(delta: float, between: float) -> float:
-    """Seconds between checkpoints that take `delta` seconds, with `between` seconds between failures."""
-    return math.sqrt(2 * delta * between)
-
-
-def share_lost(delta: float, between: float) -> float:
-    """The share of a run that checkpoints and failures take, with the best interval."""
-    interval = best_interval(delta, between)
-    return delta / interval + (interval / 2 + RESTART + delta) / between
+        return self.steps * self.best.prediction.seconds / self.source.best_goodput(self.between)
 
 
 def parse_budget(text: str, hardware: Topology) -> tuple[float, float]:
@@ -141,14 +121,15 @@ def buy(
         budget: FLOPs, or seconds: see `parse_budget`.
         law: gives N for a number of FLOPs.
         between: seconds between failures of the hardware; None: as published.
-        speed: bytes/s that a machine writes and reads of a checkpoint.
+        speed: bytes/s that a machine writes of a checkpoint.
 
     Raises:
         UserError: the model has no such size, nothing fits, or failures leave no time to train.
     """
     arch = Planner(config, hardware, lambda text: None).arch
-    between = between or CHIP_SECONDS_BETWEEN_FAILURES / (hardware.chips * hardware.slices)
-    n, machines = hardware.n_devices, hardware.hosts * hardware.slices
+    published = CONSTANTS['chip_seconds_between_failures'] / (hardware.chips * hardware.slices)
+    between = float(between or published)
+    n = hardware.n_devices
     flops = budget[0] or _FIRST_MFU * hardware.device.peak('bf16') * n * budget[1]
     close = 0.01
     while True:  # the FLOPs that a time pays for depend on the size
@@ -159,17 +140,16 @@ def buy(
             lines = [f'--budget: {number_text(params, digits=3)} parameters on {hardware}:', *search.why_none()]
             raise UserError('\n'.join(lines))
         best, batch = search.found[0], planner.size.tokens
-        shards = min(n // machines, n // best.mesh['r'] // best.mesh['c'])  # of a machine; replicas do not write theirs
-        delta = shards * best.memory.snapshot / speed
-        if (lost := share_lost(delta, between)) >= 1:
+        source = sources(best.state_of_machine(hardware.devices_per_host), speed)[0]
+        if (kept := source.best_goodput(between)) < _LEAST_GOODPUT:
             raise UserError(
                 f'--budget: with a failure every {duration(between)}, the run makes no progress\n'
                 'use fewer chips, or a higher --write-speed'
             )
-        bought = budget[0] or 6 * params * batch * budget[1] * (1 - lost) / best.prediction.seconds
+        bought = budget[0] or 6 * params * batch * budget[1] * kept / best.prediction.seconds
         if abs(math.log(bought / flops)) < close:
             steps = max(1, round(bought / 6 / params / batch))
-            return Purchase(sizes, params, batch, best, delta=delta, between=between, steps=steps)
+            return Purchase(sizes, params, batch, best, source=source, between=between, steps=steps)
         flops, close = bought, 2 * close  # so that this ends if two sizes lead to each other
 
 
@@ -194,9 +174,10 @@ def lines_of(bought: Purchase, hardware: Topology, law: Fit, price: float | None
         f'step: {step.seconds:.3g} s{within}, MFU {step.mfu:.0%}, {bought.batch / step.seconds:,.0f} tokens/s, '
         f'{size(best.memory.total)} of {size(hardware.memory)}'
     )
+    source, between = bought.source, bought.between
     yield (
-        f'lost: {share_lost(bought.delta, bought.between):.1%} to checkpoints of {duration(bought.delta)} and to a '
-        f'failure every {duration(bought.between)}'
+        f'lost: {1 - source.best_goodput(between):.2%} to checkpoints of {duration(source.written)} and to a failure '
+        f'every {duration(between)}'
     )
-    minutes = f'checkpoint.every=0 checkpoint.minutes={best_interval(bought.delta, bought.between) / 60:.3g}'
+    minutes = f'checkpoint.every=0 checkpoint.minutes={source.interval(between) / 60:.3g}'
     yield f'change: {" ".join(bought.sizes)} {best.written()} steps={bought.steps} {minutes}'

@@ -1,6 +1,7 @@
 """The candidates of a plan: the values that a search chooses, and what it found with them."""
 
 import dataclasses
+import math
 import shlex
 from typing import Any
 
@@ -48,6 +49,11 @@ class Candidate(Choice):
     def needed(self) -> int:
         """Bytes per device: the compiler's, or those of the formula."""
         return self.compiled.needed if self.compiled else self.memory.total
+
+    def state_of_machine(self, devices: int) -> int:
+        """Bytes that a machine with this number of devices writes of a checkpoint; replicas write nothing."""
+        n = math.prod(self.mesh.values())
+        return min(devices, n // self.mesh['r'] // self.mesh['c']) * self.memory.snapshot
 
     @property
     def rank(self) -> float:
