@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrax.plan.budget import best_interval
+from pretrax.plan.failures import best_interval
 from pretrax.view.charts.chart import Chart, Line, Panel
 from pretrax.view.charts.picture import chart_picture
 

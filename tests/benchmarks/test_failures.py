@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmark_scripts import benchmark_script
-from pretrax.plan.budget import CHIP_SECONDS_BETWEEN_FAILURES, RESTART, best_interval, share_lost
+from pretrax.plan.failures import CONSTANTS, Source
 
 MANUAL = Path(__file__).parents[2] / 'docs' / 'reliability.md'
 benchmark = benchmark_script('failures')
@@ -64,16 +64,17 @@ def test_goodput_is_that_of_the_closed_formula(between, restart):
 
 
 def test_the_best_interval_is_that_of_young_and_loses_what_the_plan_says():
-    delta, between = 20.0, 50000.0
+    between = 50000.0
+    source = Source('storage', blocked=20.0, written=0.0, restart=320.0)
     speeds = benchmark.Constants(
-        process=RESTART + delta, node=RESTART + delta, blocked=delta / 100 * benchmark.NODE, write=1e9, read=1e9,
+        process=source.restart, node=source.restart, blocked=source.blocked / 100 * benchmark.NODE, write=1e9, read=1e9,
         keep=1.0, take=1.0, wire=1.0,
     )  # fmt: skip
     job = benchmark.Job(64, 100.0, 1.0, lambda draw: draw.expovariate(1 / between), replacement=0.0)
-    best = best_interval(delta, between)
+    best = source.interval(between)
     reached = {factor: benchmark.goodput(job, benchmark.Policy(best * factor), speeds)[0] for factor in (0.4, 1.0, 2.5)}
     assert reached[1.0] == max(reached.values())
-    assert 1 - reached[1.0] == pytest.approx(share_lost(delta, between), rel=0.05)
+    assert 1 - reached[1.0] == pytest.approx(1 - source.goodput(best, between), rel=0.05)
 
 
 def test_a_run_from_storage_goes_back_to_the_last_checkpoint_that_was_whole():
@@ -133,7 +134,8 @@ def test_failures_are_as_published():
     assert [benchmark.mttf(n) / 3600 for n in (1024, 16384, 131072)] == pytest.approx([7.9, 1.8, 14 / 60])
     assert benchmark.mttf(4096) / 3600 == pytest.approx(math.sqrt(7.9 * 1.8))
     for accelerators in (16384, 131072):  # their rate of failures of a node says the same of large jobs
-        assert benchmark.mttf(accelerators) == pytest.approx(CHIP_SECONDS_BETWEEN_FAILURES / accelerators, rel=0.04)
+        published = CONSTANTS['chip_seconds_between_failures'] / accelerators
+        assert benchmark.mttf(accelerators) == pytest.approx(published, rel=0.04)
 
 
 def test_the_results_are_those_of_the_measured_constants():

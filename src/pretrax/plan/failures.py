@@ -31,8 +31,8 @@ class Source:
     restart: float  # from a failure to the next step: R
 
     def interval(self, between: float) -> float:
-        """The best seconds of steps between two states, with `between` seconds between failures. Young 1974."""
-        return max(self.written, math.sqrt(2 * self.blocked * between))
+        """The best seconds of steps between two states, with `between` seconds between failures."""
+        return max(self.written, best_interval(self.blocked, between))
 
     def goodput(self, interval: float, between: float) -> float:
         """The part of all time that is spent on steps that are kept, between 0 and 1."""
@@ -44,6 +44,11 @@ class Source:
     def best_goodput(self, between: float) -> float:
         """`goodput` with the interval above."""
         return self.goodput(self.interval(between), between)
+
+
+def best_interval(delta: float, between: float) -> float:
+    """Seconds between states that block for `delta` seconds, with `between` seconds between failures. Young 1974."""
+    return math.sqrt(2 * delta * between)
 
 
 def sources(state: float, write: float = CONSTANTS['write']) -> list[Source]:
