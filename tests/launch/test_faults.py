@@ -3,14 +3,26 @@
 `benchmarks/soak.py` does the same for longer.
 """
 
+import contextlib
 import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from launched import Launched, undisturbed, write_run
+
+
+def standbys(launcher):
+    """The processes that wait, by their ids."""
+    found = set()
+    for child in Path(f'/proc/{launcher}/task/{launcher}/children').read_text().split():
+        with contextlib.suppress(OSError):
+            if b'PRETRAX_STANDBY=waits' in Path(f'/proc/{child}/environ').read_bytes().split(b'\0'):
+                found.add(int(child))
+    return found
 
 
 @pytest.mark.slow
@@ -28,9 +40,12 @@ def test_killed_and_hung_processes_do_not_change_the_losses(tmp_path, capsys):
     with Launched(config, tmp_path / 'hurt', *four, forked=False) as hurt:
         for attempt, (process, how) in enumerate([(3, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)], 1):
             hurt.until_checkpoint(attempt)
+            if attempt == 1:
+                waiting = hurt.until(lambda: len(found := standbys(hurt.process.pid)) == 4 and found, 'four standbys')
             killed.append(time.time())
             os.kill(hurt.pid(process), how)
         hurt.until_checkpoint(4)
+        assert set(hurt.events('started')[1]['processes']) == waiting
         hurt.process.send_signal(signal.SIGTERM)
         assert hurt.wait() == 0, hurt.said
     ended = hurt.events('ended')

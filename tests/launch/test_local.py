@@ -21,6 +21,7 @@ from pretrax.launch.supervisor import Supervisor
 from pretrax.observe.attempts import read_attempts
 from pretrax.storage import locate
 from pretrax.storage.locate import working_directory
+from pretrax.system.standby import Trainings
 
 HEAD = """
 import os, pathlib, signal, sys, time
@@ -40,6 +41,24 @@ def wait():
     time.sleep(1000)
 """
 
+# Notes which processes wait, as `waits-<pid>`.
+STANDBY = (
+    """
+import os, pathlib, sys
+from pretrax.system.standby import tell_stepped, wait_until_needed
+if os.environ['PRETRAX_STANDBY'] == 'waits':
+    (pathlib.Path(sys.argv[1]) / f'waits-{os.getpid()}').write_text('')
+wait_until_needed()
+"""
+    + HEAD
+    + """
+def standbys(count):
+    while len(found := [int(path.name[6:]) for path in run.glob('waits-*')]) < count:
+        time.sleep(0.01)
+    return sorted(found)
+"""
+)
+
 # The launcher itself runs without JAX; these tests fork in a process that has it.
 pytestmark = pytest.mark.filterwarnings('ignore:os.fork:RuntimeWarning')
 
@@ -53,9 +72,9 @@ class Local:
         self.directory = Path(values['run_dir'])
         self.said = []
 
-    def __call__(self, program, processes=2, retries=0, elastic=False):
+    def __call__(self, program, processes=2, retries=0, elastic=False, head=HEAD):
         launch = local_launch(
-            self.config, [sys.executable, '-c', HEAD + program, str(self.directory)],
+            self.config, [sys.executable, '-c', head + program, str(self.directory)],
             RestartOptions(retries=retries, elastic=elastic), processes=processes, devices=1, say=self.said.append,
         )  # fmt: skip
         return launch.run()
@@ -205,8 +224,9 @@ wait()
 """
     directory = local.directory
     command = [sys.executable, '-c', HEAD + program, str(directory)]
+    trainings = Trainings(command, lambda slot: os.environ | devices_of(slot, 1))
     launch = Supervisor(
-        local.config, lambda slots, _: LocalGroup(command, slots, 1, directory), Slots(2, lambda count: True),
+        local.config, lambda slots, _: LocalGroup(trainings, slots, directory), Slots(2, lambda count: True),
         RestartOptions(retries=0, requeued=True, stop_within=0.5), say=local.said.append,
     )  # fmt: skip
     assert launch.run() == 75
@@ -279,6 +299,71 @@ if me == 0:
     finally:
         signal.signal(signal.SIGHUP, before)
     assert [event['why'] for event in local.events('ended')] == ['done']
+
+
+def test_a_standby_takes_the_place_of_each_process_after_a_loss(local, capfd):
+    program = """
+print('attempt', attempt, flush=True)
+checkpoint(attempt)
+tell_stepped()
+standbys(2 * attempt)
+if attempt == 3:
+    sys.exit(0)
+reached('standbys')
+os.kill(os.getpid(), signal.SIGKILL) if me == 1 else wait()
+"""
+    assert local(program, head=STANDBY) == 0
+    waited = {int(path.name[6:]) for path in local.directory.glob('waits-*')}
+    first, *others = (event['processes'] for event in local.events('started'))
+    assert not waited & set(first)
+    assert len({*others[0], *others[1]}) == 4
+    assert {*others[0], *others[1]} < waited
+    assert all(map(has_ended, waited)), 'those of the last attempt end with the launcher'
+    assert capfd.readouterr().out == 'attempt 1\nattempt 2\nattempt 3\n'
+    assert (local.directory / 'output' / 'process-1.txt').read_text() == 'attempt 1\nattempt 2\nattempt 3\n'
+
+
+def test_a_standby_that_has_died_is_replaced_by_a_new_process(local):
+    program = """
+if attempt == 2:
+    sys.exit(0)
+checkpoint(1)
+tell_stepped()
+if me == 1:
+    os.kill(standbys(2)[0], signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+wait()
+"""
+    assert local(program, head=STANDBY) == 0
+    waited = {int(path.name[6:]) for path in local.directory.glob('waits-*')}
+    assert len(waited & set(local.events('started')[1]['processes'])) == 1
+
+
+@pytest.mark.parametrize('end', [signal.SIGKILL, signal.SIGINT])
+def test_no_standby_outlives_its_launcher(local, values, end):
+    program = """
+reached('start')
+checkpoint(1)
+tell_stepped()
+standbys(2)
+(run / 'ready').write_text('')
+wait()
+"""
+    command = [sys.executable, '-c', LAUNCHER, json.dumps(values), STANDBY + program, str(local.directory)]
+    with subprocess.Popen(command) as launcher:
+        try:
+            wait_until((local.directory / 'ready').exists)
+        finally:
+            launcher.send_signal(end)
+    for path in local.directory.glob('waits-*'):
+        wait_until(lambda path=path: has_ended(int(path.name[6:])))
+
+
+def wait_until(done):
+    until = time.monotonic() + 300
+    while not done():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 LAUNCHER = (

@@ -101,6 +101,13 @@ Variables = Annotated[
 LaunchedRun = Annotated[
     str, typer.Argument(metavar='RUN', help='A run directory, its name below runs/, or a bucket URL.')
 ]
+Standbys = Annotated[
+    bool,
+    typer.Option(
+        '--standbys/--no-standbys',
+        help='Keep a process that has imported everything ready for each process, 0.2 GB of memory each.',
+    ),
+]
 Retries = Annotated[int, typer.Option(min=0, help='Restarts in a row without a new checkpoint before it gives up.')]
 HardwareOption = Annotated[
     str | None,

@@ -25,6 +25,9 @@ class Group(contextlib.AbstractContextManager['Group']):
         """Exit codes of the processes that have ended, by number. Negative: the signal that killed the process."""
         raise NotImplementedError
 
+    def prepare(self) -> None:
+        """Starts standbys for the next attempt once the first step of this one is done. Called again and again."""
+
     def send(self, number: int) -> None:
         """Sends a signal to all processes."""
         raise NotImplementedError

@@ -4,14 +4,12 @@ Process 0 writes to the terminal. The others write to `<run_dir>/output/process-
 failure, the end of its output is shown.
 """
 
-import contextlib
 import os
 import pathlib
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import IO
+from collections.abc import Mapping, Sequence
 
 from pretrax.config import RunConfig
 from pretrax.errors import Report
@@ -21,7 +19,8 @@ from pretrax.launch.restarts import RestartOptions
 from pretrax.launch.sizes import misfit
 from pretrax.launch.supervisor import Supervisor
 from pretrax.storage.locate import working_directory
-from pretrax.system.children import Child, prepare_training
+from pretrax.system.children import Child
+from pretrax.system.standby import Training, Trainings
 
 _PATIENCE = 60.0  # seconds for Linux to end a process that was killed
 # Ends with its standard input, which is when the launcher ends. A stopped process then runs again, and handles the
@@ -41,42 +40,62 @@ _COUNT_FLAG = re.compile(r'--xla_force_host_platform_device_count=\d+\s*')
 
 
 def local_launch(
-    config: RunConfig, command: Sequence[str], options: RestartOptions, *, processes: int, devices: int, say: Report
+    config: RunConfig,
+    command: Sequence[str],
+    options: RestartOptions,
+    *,
+    processes: int,
+    devices: int,
+    standbys: bool = True,
+    say: Report,
 ) -> Supervisor:
-    """A run in several processes of this machine. For `options` and `say` see `Supervisor`."""
+    """A run in several processes of this machine. For `options` and `say` see `Supervisor`.
+
+    `standbys`: a standby waits for the end of each process.
+    """
     directory = working_directory(config.run_dir)
     slots = Slots(processes, lambda count: misfit(config, count * devices) is None)
-    return Supervisor(config, lambda used, _: LocalGroup(command, used, devices, directory), slots, options, say=say)
+    trainings = Trainings(command, lambda slot: os.environ | devices_of(slot, devices))
+
+    def start(used: Sequence[int], label: str) -> LocalGroup:
+        del label
+        return LocalGroup(trainings, used, directory, standbys)
+
+    return Supervisor(config, start, slots, options, at_end=lambda code: trainings.close(), say=say)
 
 
 class LocalGroup(Group):
-    """Processes of this machine."""
+    """Processes of this machine.
 
-    def __init__(self, command: Sequence[str], slots: Sequence[int], devices: int, directory: pathlib.Path):
-        self._directory = directory
-        self._processes: list[Child] = []
+    Args:
+        standbys: start a standby for each slot after the first step.
+    """
+
+    def __init__(self, trainings: Trainings, slots: Sequence[int], directory: pathlib.Path, standbys: bool = False):
+        self._directory, self._trainings, self._slots = directory, trainings, slots
+        self._needs_standbys = standbys
+        self._processes: list[Training] = []
         self._guard: Child | None = None
         self._begins: list[int] = []  # offset at which the output of this attempt begins, per process
         address = f'127.0.0.1:{free_port("127.0.0.1")}'
         try:
             for index, slot in enumerate(slots):
                 bind = {'JAX_COORDINATOR_BIND_ADDRESS': address}
-                environment = identity(index, [''] * len(slots), address) | bind | devices_of(slot, devices)
-                self._start(index, command, os.environ | environment)
+                self._start(index, slot, identity(index, [''] * len(slots), address) | bind)
             guard = [sys.executable, '-c', _GUARD, *map(str, self.processes())]
             self._guard = Child(guard, stdin=subprocess.PIPE)
         except BaseException:
             self.end()
             raise
 
-    def _start(self, index: int, command: Sequence[str], environment: dict[str, str]) -> None:
-        with contextlib.ExitStack() as stack:
-            output: IO[bytes] | None = None  # None: the terminal of the launcher
-            if index:
-                output = stack.enter_context(output_file(self._directory, index).open('ab'))
-            self._begins.append(output.tell() if output else 0)
-            errors = subprocess.STDOUT if output else None
-            self._processes.append(Child(command, environment, prepare_training, stdout=output, stderr=errors))
+    def _start(self, index: int, slot: int, variables: Mapping[str, str]) -> None:
+        if index == 0:
+            self._begins.append(0)
+            self._processes.append(self._trainings.start(slot, variables, 1, 2))  # writes to the terminal
+            return
+        with output_file(self._directory, index).open('ab') as output:
+            self._begins.append(output.tell())
+            self._processes.append(self._trainings.start(slot, variables, output.fileno(), output.fileno()))
 
     def __len__(self) -> int:
         return len(self._processes)
@@ -89,6 +108,11 @@ class LocalGroup(Group):
         found = {number: process.poll() for number, process in enumerate(self._processes)}
         return {number: code for number, code in found.items() if code is not None}
 
+    def prepare(self) -> None:
+        if self._needs_standbys and all(process.has_stepped() for process in self._processes):
+            self._needs_standbys = False
+            self._trainings.prepare(self._slots)
+
     def send(self, number: int) -> None:
         for process in self._processes:
             process.send_signal(number)
@@ -98,7 +122,7 @@ class LocalGroup(Group):
         for process in self._processes:
             process.kill_all()
         for process in self._processes:
-            process.wait_up_to(_PATIENCE)
+            process.end(_PATIENCE)
         if self._guard is not None:
             self._guard.communicate()
 

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from pretrax.config import RunConfig
@@ -26,6 +26,7 @@ from pretrax.storage.mirror import Mirror
 from pretrax.system.children import PASSED_ON, STOP, handling
 
 _LOOK = 0.05  # seconds between two checks of the processes
+_AFTER_KILL = 0.1  # seconds in which others that were killed at the same time may be seen
 _AFTER_FAILURE = 0.3  # seconds in which others may end too, so that the cause is among them
 _AFTER_END = 5.0  # seconds for the others after an orderly end: they save the same step
 _SAME_REQUEST = 1.0  # seconds in which a second request to stop is the first one again
@@ -153,13 +154,13 @@ class Supervisor:
             deadline, seen, grows = None, -1, False
             while True:
                 self._forward_signals(group)
+                group.prepare()
                 codes = group.codes()
                 now = time.monotonic()
                 if codes and deadline is None:
                     self._noticed = time.time()
                 if len(codes) != seen and codes:
-                    orderly = all(code in (DONE, TRY_AGAIN) for code in codes.values())
-                    deadline = min(deadline or now + _AFTER_END, now + (_AFTER_END if orderly else _AFTER_FAILURE))
+                    deadline = min(deadline or now + _AFTER_END, now + _patience(codes.values()))
                     seen = len(codes)
                 elif (
                     self._options.elastic
@@ -295,3 +296,10 @@ class Supervisor:
             if time.monotonic() >= until:
                 return True
             time.sleep(_LOOK)
+
+
+def _patience(codes: Collection[int]) -> float:
+    """Seconds for the other processes after some have ended with these codes."""
+    if all(code in (DONE, TRY_AGAIN) for code in codes):
+        return _AFTER_END
+    return _AFTER_KILL if -signal.SIGKILL in codes else _AFTER_FAILURE

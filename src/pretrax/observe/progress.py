@@ -7,6 +7,7 @@ first report, so that it leaves out compilation; it includes evaluations and che
 """
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
@@ -30,13 +31,17 @@ class Progress(contextlib.AbstractContextManager['Progress']):
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
         self._stream: Any = LastingOutput(stream or unfiltered_output())
         self._clock = clock
-        self._console = rich.console.Console(file=self._stream)
         self._bar: rich.progress.Progress | None = None
         self._task = rich.progress.TaskID(0)
         self._total = 0
         self._work: Callable[[int], float] = lambda steps: steps
         self._origin: tuple[int, float] | None = None  # step and time of the first report
         self._drawn = float('-inf')
+
+    @functools.cached_property
+    def _console(self) -> rich.console.Console:
+        """Made at its first use: a standby learns late where it writes."""
+        return rich.console.Console(file=self._stream)
 
     def start(
         self, total_steps: int, resumed_step: int = 0, work: Callable[[int], float] = lambda steps: steps

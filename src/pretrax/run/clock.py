@@ -15,6 +15,7 @@ from typing import Any
 from pretrax.errors import Report
 from pretrax.observe.attempts import note, read_attempts
 from pretrax.system.line_files import append_record
+from pretrax.system.standby import tell_stepped
 
 PAUSES = 'pauses.jsonl'  # {"time", "step", "work", "seconds"} of each piece of work between steps
 
@@ -50,6 +51,7 @@ class Clock:
         if not self._is_first:
             return
         self._is_first = False
+        tell_stepped()
         try:
             self._note('stepped', step)
         except OSError as error:

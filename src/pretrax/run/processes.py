@@ -30,6 +30,7 @@ from pretrax.storage.locate import working_directory
 from pretrax.system.launchers import mpi_identity, slice_identity
 from pretrax.system.process_hosts import described, expected_hosts
 from pretrax.system.rendezvous import AbsentError, Rendezvous
+from pretrax.system.standby import wait_until_needed
 
 _VARIABLES = {'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID', 'coordinator': 'JAX_COORDINATOR_ADDRESS'}
 _ARRIVAL = 300.0  # seconds for the slowest process to come
@@ -39,6 +40,7 @@ _kept: list[Any] = []  # objects that native code uses until the process ends
 def join_processes(section: Processes, run_dir: AnyPath, heartbeat_seconds: int) -> None:
     """Checks variables of the environment, and joins the other processes of a run, if there are any.
 
+    A standby first waits until it is needed, and receives its variables.
     A process is lost after `heartbeat_seconds` without a sign of life; the others then write their stacks in the run
     directory.
 
@@ -48,6 +50,7 @@ def join_processes(section: Processes, run_dir: AnyPath, heartbeat_seconds: int)
     """
     if jax.distributed.is_initialized():
         return
+    wait_until_needed()
     check_variables()
     this = identity(section)
     if this.count > 1:

@@ -8,7 +8,7 @@ import functools
 import shlex
 import sys
 
-from pretrax.cli._arguments import Launch, Retries, Verbose
+from pretrax.cli._arguments import Launch, Retries, Standbys, Verbose
 from pretrax.errors import UserError
 from pretrax.option import REQUIRED, option
 
@@ -20,6 +20,7 @@ class Options(Launch):
         'Devices per process. [default: what the mesh needs, or all]', '--devices-per-process', min=1
     )
     retries: Retries = 3
+    standbys: Standbys = True
     elastic: bool = option('Continue with fewer processes if one is lost repeatedly.', default=False)
     verbose: Verbose = False
 
@@ -58,6 +59,8 @@ def local(options: Options) -> int:
         print(shlex.join(command))
         return 0
     restarts = RestartOptions(retries=options.retries, elastic=elastic)
-    launch = local_launch(loaded, command, restarts, processes=processes, devices=count, say=say)
+    launch = local_launch(
+        loaded, command, restarts, processes=processes, devices=count, standbys=options.standbys, say=say
+    )
     record_launcher(loaded.run_dir, 'local', processes, say)
     return launch.run()
