@@ -124,7 +124,7 @@ class Soak:
     def is_possible(self, kind: str) -> bool:
         """Whether this kind of fault can happen to this run."""
         needs = {'hang': self.options.processes > 1, 'full-disk': (self.directory / 'disk').is_mount(),
-                 'clock-jump': 'LD_PRELOAD' in self.environment}  # fmt: skip
+                 'clock-jump': 'LD_PRELOAD' in self.environment, 'kill-standby': bool(self.standbys())}  # fmt: skip
         return self.server is not None if kind.startswith('bucket-') else needs.get(kind, True)
 
     def is_done(self) -> bool:
@@ -157,10 +157,21 @@ class Soak:
             return []
         return next((e['processes'] for e in reversed(events) if e['event'] == 'started'), [])
 
-    def signal(self, how: signal.Signals) -> bool:
-        """Sends a signal to one of the processes, if there are any."""
+    def standbys(self) -> list[int]:
+        """Children of the launcher that do not train, on Linux."""
         pids = self.pids()
-        for pid in self.draw.sample(pids, min(1, len(pids))):
+        if not pids or self.launcher is None:
+            return []
+        try:
+            children = Path(f'/proc/{self.launcher.pid}/task/{self.launcher.pid}/children').read_text().split()
+        except OSError:
+            return []
+        return sorted({int(child) for child in children} - set(pids))
+
+    def signal(self, how: signal.Signals, everyone: bool = False) -> bool:
+        """Sends a signal to one of the processes or to everyone, if there are any."""
+        pids = self.pids()
+        for pid in pids if everyone else self.draw.sample(pids, min(1, len(pids))):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, how)
         return bool(pids)
@@ -181,6 +192,20 @@ def kill_twice(soak: Soak) -> bool:
     time.sleep(soak.draw.uniform(0, 1))
     soak.signal(signal.SIGKILL)
     return True
+
+
+def kill_all(soak: Soak) -> bool:
+    """Ends all processes with SIGKILL at once."""
+    return soak.signal(signal.SIGKILL, everyone=True)
+
+
+def kill_standby(soak: Soak) -> bool:
+    """Ends a process that waits to take the place of another one."""
+    waiting = soak.standbys()
+    for pid in soak.draw.sample(waiting, min(1, len(waiting))):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(waiting)
 
 
 def kill_launcher(soak: Soak) -> bool:
@@ -271,21 +296,25 @@ def clock_jump(soak: Soak) -> bool:
 FAULTS: dict[str, Callable[[Soak], bool]] = {
     function.__name__.replace('_', '-'): function
     for function in (
-        kill, kill_twice, kill_launcher, hang, corrupt_checkpoint, torn_line, full_disk, bucket_down, bucket_gone,
-        bucket_slow, clock_jump,
+        kill, kill_twice, kill_all, kill_standby, kill_launcher, hang, corrupt_checkpoint, torn_line, full_disk,
+        bucket_down, bucket_gone, bucket_slow, clock_jump,
     )
 }  # fmt: skip
-QUIET = ('full-disk', 'bucket-down', 'bucket-gone', 'bucket-slow', 'clock-jump')  # the run goes on
+QUIET = ('kill-standby', 'full-disk', 'bucket-down', 'bucket-gone', 'bucket-slow', 'clock-jump')  # the run goes on
 
 
 @dataclass(frozen=True)
 class Injected:
-    """One fault. `detected` and `recovered` are seconds; None: not detected, or not survived."""
+    """One fault. `detected` and `recovered` are seconds; None: not detected, or not survived.
+
+    `lost`: steps that were trained again; None: the run went on.
+    """
 
     kind: str
     step: int
     detected: float | None
     recovered: float | None
+    lost: int | None
 
 
 def compare(options: argparse.Namespace, directory: Path, stack: contextlib.ExitStack) -> int:
@@ -417,12 +446,19 @@ def inject(soak: Soak) -> Injected | None:
     try:
         if not FAULTS[kind](soak):
             return None
+        reached = soak.step()
         recovered = time.monotonic() - began if wait(has_recovered) else None
     finally:
         over.set()
         watcher.join()
-    print(f'{kind} at step {step}: {shown(detected)} until detected, {shown(recovered)} until recovered', flush=True)
-    return Injected(kind, step, detected, recovered)
+    starts = [event['step'] for event in soak.events()[seen:] if event['event'] == 'began']
+    lost = reached - starts[0] if starts else None
+    print(
+        f'{kind} at step {step}: {shown(detected)} until detected, {shown(recovered)} until recovered, steps lost: '
+        f'{"none" if lost is None else lost}',
+        flush=True,
+    )
+    return Injected(kind, step, detected, recovered, lost)
 
 
 def wait(condition: Callable[[], bool]) -> bool:

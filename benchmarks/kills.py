@@ -1,0 +1,170 @@
+"""Kills processes of real runs at random moments, and compares every loss with that of an undisturbed run.
+
+    uv run python benchmarks/kills.py                       # 500 kills, hours
+    uv run python benchmarks/kills.py muon fp16 --kills 20  # some features, 20 kills in all
+
+For each feature of `FEATURES`, a small run trains in two processes under `pretrax launch local`. SIGKILL ends one process,
+another one while the run starts again, all processes, or a standby; the moments come from the seed. After each kill it
+waits until the run has logged a step that it had not logged before, and counts the steps that were trained again. In the
+end, an undisturbed run of the same length has to have the same loss in every step: the exit code is 1 if one differs, or
+if a run does not recover. `--minutes` ends the campaign early, with the kills that it had time for.
+"""
+
+import argparse
+import collections
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from result_files import circumstances, write_result
+from soak import Injected, Soak, inject, losses
+
+TESTS = Path(__file__).parents[1] / 'tests'
+LONGEST = 2.0  # seconds from a recovery to the next kill
+STEPS = 1000000  # more than a run has time for
+KINDS = {'kill': 5, 'kill-twice': 2, 'kill-all': 2, 'kill-standby': 1}  # and how often each is drawn
+
+DOCUMENTS = {'name': 'text', 'text': 'DIRECTORY/documents.jsonl', 'tokenizer': 'bytes', 'streaming': True}
+LLAMA = {'family': 'llama', 'n_layers': 2, 'd_model': 32, 'attention': {'n_heads': 4}}
+# What each feature changes in the configuration. DIRECTORY is that of the run.
+FEATURES: dict[str, dict[str, Any]] = {
+    'dense': {},
+    'experts': {'model': LLAMA | {'experts': {'n_experts': 4, 'experts_per_token': 2}}},
+    'muon': {'optimizer': {'name': 'muon'}},
+    'fp16': {'precision': {'compute': 'fp16', 'loss_scale_steps': 20}},
+    'dropout': {'model': LLAMA | {'dropout': 0.1}},
+    'ema': {'optimizer': {'ema_decay': 0.99}},
+    'growing-batches': {'batch': {'tokens': [[0, 256], [300, 512], [900, 1024]], 'sequence_length': 64}},
+    'streaming': {'data': DOCUMENTS | {'validation_documents': 0}},
+    'distillation': {'distill': {'teacher': f'hf:{TESTS / "goldens" / "llama2"}', 'temperature': 2.0}},
+    'nnx': {'model': {'name': 'nnx', 'target': 'nnx_modules:Plain', 'arguments': {'rate': 0.1}}},
+}  # fmt: skip
+
+
+def values(feature: str, directory: Path) -> dict[str, Any]:
+    """The configuration of a run."""
+    base: dict[str, Any] = {
+        'name': 'kills', 'steps': STEPS, 'model': LLAMA, 'data': {'name': 'synthetic', 'vocab_size': 96},
+        'batch': {'tokens': 512, 'sequence_length': 64}, 'optimizer': {}, 'schedule': {'name': 'constant', 'warmup': 2},
+        'precision': {'compute': 'f32'}, 'checkpoint': {'every': 50}, 'log': {'every': 1, 'report': False},
+        'eval': {'every': 0}, 'faults': {'heartbeat_seconds': 5},
+    }  # fmt: skip
+    changes = json.loads(json.dumps(FEATURES[feature]).replace('DIRECTORY', str(directory)))
+    return base | changes | {'optimizer': {'learning_rate': 1e-3} | changes.get('optimizer', {})}
+
+
+def prepared(feature: str, name: str, directory: Path, seed: int) -> Soak:
+    """A run that has not been started."""
+    place = directory / name
+    place.mkdir(parents=True)
+    draw = random.Random(0)
+    texts = (' '.join(str(draw.randrange(10**6)) for _ in range(draw.randint(20, 120))) for _ in range(200))
+    (place / 'documents.jsonl').write_text(''.join(json.dumps({'text': text}) + '\n' for text in texts))
+    (place / 'run.yaml').write_text(json.dumps(values(feature, place)))
+    environment = os.environ | {
+        'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_backend_optimization_level=0', 'PYTHONPATH': str(TESTS),
+        'XDG_CACHE_HOME': str(directory / 'cache'),
+    }  # fmt: skip
+    kinds = [kind for kind, times in KINDS.items() for _ in range(times)]
+    options = argparse.Namespace(processes=2, kinds=kinds)
+    return Soak(place / 'run', place / 'run', place, options, random.Random(f'{feature} {seed}'), None, environment)
+
+
+def disturbed(soak: Soak, kills: int, end: float) -> list[Injected]:
+    """Trains until the run has survived this many kills, did not survive one, or it is late. Then it ends the run."""
+    injected: list[Injected] = []
+    soak.start()
+    try:
+        while len(injected) < kills and time.monotonic() < end and all(kill.recovered is not None for kill in injected):
+            time.sleep(soak.draw.uniform(0, LONGEST))
+            soak.is_done()  # starts a launcher that gave up again
+            injected += [kill for kill in [inject(soak)] if kill]
+    finally:
+        assert soak.launcher is not None
+        soak.launcher.terminate()
+        soak.launcher.wait()
+    return injected
+
+
+def undisturbed(soak: Soak, steps: int) -> dict[int, float]:
+    """Trains this many steps. Returns the loss of each."""
+    config = soak.directory / 'run.yaml'
+    config.write_text(json.dumps(json.loads(config.read_text()) | {'steps': steps}))
+    soak.start()
+    assert soak.launcher is not None
+    if soak.launcher.wait():
+        raise RuntimeError(soak.output.read_text()[-3000:])
+    return losses(soak.run_dir)
+
+
+def campaign(feature: str, kills: int, end: float, directory: Path, seed: int) -> dict[str, Any]:
+    """Kills a run of a feature. Returns what happened to it, for the table."""
+    soak = prepared(feature, 'disturbed', directory, seed)
+    injected = disturbed(soak, kills, end)
+    found = losses(soak.run_dir)
+    expected = undisturbed(prepared(feature, 'undisturbed', directory, seed), max(found, default=1))
+    result = {
+        'feature': feature,
+        'kills': collections.Counter(kill.kind for kill in injected),
+        'survived': sum(kill.recovered is not None for kill in injected),
+        'starts_of_the_launcher': soak.starts,
+        'steps': len(expected),
+        'different': sum(expected[step] != found.get(step) for step in expected),
+        'lost': [kill.lost for kill in injected if kill.lost is not None],
+        'recovered': [round(kill.recovered, 1) for kill in injected if kill.recovered is not None],
+    }
+    print(json.dumps(result), flush=True)
+    return result
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = [
+        f'# Kills, {result["date"]}', '',
+        f'`{result["command"]}` on {result["cores"]} cores of {result["processor"]}.',
+        f'Programs in the queue of the cores, averaged over the last minutes: {result["load"]}.',
+        'A kill ends a process of two, a further one while the run starts again, all, or a standby.',
+        '`different` counts the steps whose loss is not, bit for bit, that of the undisturbed run.', '',
+        '| feature | kills | survived | steps | different | steps lost: median, most | seconds until a new step |',
+        '|---|---|---|---|---|---|---|',
+    ]  # fmt: skip
+    for row in result['features']:
+        lost, times = row['lost'] or [0], row['recovered'] or [0.0]
+        lines.append(
+            f'| {row["feature"]} | {sum(row["kills"].values())} | {row["survived"]} | {row["steps"]} | '
+            f'{row["different"]} | {statistics.median(lost):g}, {max(lost)} | {statistics.median(times):.1f} |'
+        )
+    total = [sum(sum(row['kills'].values()) for row in result['features'])]
+    total += [sum(row[key] for row in result['features']) for key in ('survived', 'steps', 'different')]
+    return '\n'.join([*lines, f'| all | {" | ".join(map(str, total))} | | |']) + '\n'
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument('features', nargs='*', choices=[[], *FEATURES], help='default: all')
+    parser.add_argument('--kills', type=int, default=500, help='in all')
+    parser.add_argument('--minutes', type=float, default=float('inf'), help='after which no further kill is made')
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--out', type=Path, default=Path(__file__).parent / 'results')
+    asked = parser.parse_args()
+    features, began = asked.features or list(FEATURES), time.monotonic()
+    rows = []
+    for number, feature in enumerate(features):
+        kills = asked.kills // len(features) + (number < asked.kills % len(features))
+        left = 60 * asked.minutes - (time.monotonic() - began)
+        end = time.monotonic() + left / (len(features) - number)
+        with tempfile.TemporaryDirectory(prefix='kills-') as directory:
+            rows.append(campaign(feature, kills, end, Path(directory), asked.seed))
+    result = circumstances() | {'load': round(os.getloadavg()[2], 1), 'features': rows}
+    write_result(result, table, asked.out, 'kills')
+    return any(row['different'] or row['survived'] < sum(row['kills'].values()) for row in rows)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
