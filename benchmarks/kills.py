@@ -3,11 +3,12 @@
     uv run python benchmarks/kills.py                       # 500 kills, hours
     uv run python benchmarks/kills.py muon fp16 --kills 20  # some features, 20 kills in all
 
-For each feature of `FEATURES`, a small run trains in two processes under `pretrax launch local`. SIGKILL ends one process,
-another one while the run starts again, all processes, or a standby; the moments come from the seed. After each kill it
-waits until the run has logged a step that it had not logged before, and counts the steps that were trained again. In the
-end, an undisturbed run of the same length has to have the same loss in every step: the exit code is 1 if one differs, or
-if a run does not recover. `--minutes` ends the campaign early, with the kills that it had time for.
+For each feature of `FEATURES`, a small run trains in two processes under `pretrax launch local`. SIGKILL ends one
+process, another one while the run starts again, all processes, or a standby; the moments come from the seed. After
+each kill it waits until the run has logged a step that it had not logged before, and counts the steps that were
+trained again. In the end, an undisturbed run of the same length has to have the same loss in every step: the exit
+code is 1 if one differs, or if a run does not recover. `--minutes` ends the campaign early, with the kills that it
+had time for.
 """
 
 import argparse
