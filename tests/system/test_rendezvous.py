@@ -8,7 +8,7 @@ import time
 import pytest
 
 from pretrax.system import rendezvous
-from pretrax.system.rendezvous import AbsentError, Rendezvous
+from pretrax.system.rendezvous import AbsentError, Rendezvous, own_address
 from side_by_side import free_port
 
 
@@ -172,3 +172,13 @@ def test_a_first_process_that_is_silent_is_not_waited_for_without_a_limit(addres
             over.set()
 
     assert 'does not answer any more' in str(together(address, 2, work, seconds=3.0)[1])
+
+
+def test_a_process_knows_the_address_at_which_others_reach_it():
+    assert own_address('node7:8476', 0) == 'node7', 'the others know it by this name'
+    assert own_address('[fe80::1]:8476', 0) == 'fe80::1'
+    assert own_address('127.0.0.1:8476', 3) == '127.0.0.1'
+    if socket.has_dualstack_ipv6():
+        assert own_address('[::1]:8476', 3) == '::1'
+    with pytest.raises(OSError, match=r'nowhere\.invalid|known|resol'):
+        own_address('nowhere.invalid:8476', 3)

@@ -169,9 +169,9 @@ def read_manifest(directory: AnyPath, step: int) -> Manifest:
     path = directory / str(step) / MANIFEST
     try:
         path = place_of(directory, step) / MANIFEST
-        content = parse_json(path.read_bytes())
-        said = content.pop('manifest_xxh3')
-        manifest = Manifest.model_validate(content)
+        manifest = parse_manifest(path.read_bytes())
+    except DamagedError as error:
+        raise damaged(directory / str(step), f'{path}: {error}') from error
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         if isinstance(error, OSError) and not path.parent.is_dir():
             raise unreadable(path.parent, error) from error
@@ -181,11 +181,23 @@ def read_manifest(directory: AnyPath, step: int) -> Manifest:
         raise DamagedError(
             f'the checkpoint {directory / str(step)} has no readable description\n{path}: {reason}'
         ) from error
-    if said != _self_digest(manifest):
-        raise damaged(directory / str(step), f'{path}: its digest differs')
     if manifest.step != step:
         raise damaged(directory / str(step), f'its manifest is for step {manifest.step}')
     manifest._place = path.parent.absolute()
+    return manifest
+
+
+def parse_manifest(content: bytes) -> Manifest:
+    """The manifest of this content, whose place is not known.
+
+    Raises:
+        DamagedError: its digest differs. ValueError, KeyError, AttributeError or TypeError: it is not a manifest.
+    """
+    said = parse_json(content)
+    digest = said.pop('manifest_xxh3')
+    manifest = Manifest.model_validate(said)
+    if digest != _self_digest(manifest):
+        raise DamagedError('its digest differs')
     return manifest
 
 
@@ -294,7 +306,7 @@ def verify(directory: AnyPath, step: int, prefix: str = '') -> Manifest:
     manifest = check_sizes(directory, step)
     place = manifest.place
     files = {name: file for name, file in manifest.files.items() if name.startswith(prefix)}
-    for name, found in _digests(place, files).items():
+    for name, found in digests_of(place, files).items():
         if found != manifest.files[name].xxh3:
             raise damaged(place, f'{name} differs from what was written')
     return manifest
@@ -308,7 +320,7 @@ def _by_number(file: str) -> list[tuple[bool, int, str]]:
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r'(\d+)', file)]
 
 
-def _digests(place: AnyPath, files: Mapping[str, File]) -> dict[str, str]:
+def digests_of(place: AnyPath, files: Mapping[str, File]) -> dict[str, str]:
     """The digests of these files, which are read in parallel."""
 
     def read(name: str) -> str:

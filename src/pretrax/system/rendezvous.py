@@ -56,7 +56,7 @@ class Rendezvous:
         self.lost: dict[int, str] = {}  # why a process is missing, by its index
         self._coordinator, self._hosts, self._needs_all, self._say = coordinator, hosts or {}, needs_all, say
         self._began, self._next_line = time.monotonic(), _PATIENCE
-        self._lines: dict[int, _Line] = {}
+        self._lines: dict[int, Line] = {}
 
     def assemble(self) -> None:
         """Connects the processes; in process 0, `lost` then names those that did not arrive.
@@ -69,7 +69,7 @@ class Rendezvous:
         if self.index == 0:
             self._listen()
         else:
-            line = _Line(self._open(), _host_and_port(self._coordinator)[0])
+            line = Line(self._open(), _host_and_port(self._coordinator)[0])
             line.send({'process': self.index})
             self._lines[0] = line
 
@@ -190,7 +190,7 @@ class Rendezvous:
 
     def _accept(self, listener: socket.socket, selector: selectors.BaseSelector, left: float) -> None:
         connection, peer = listener.accept()
-        line = _Line(connection, str(peer[0]))
+        line = Line(connection, str(peer[0]))
         try:
             index = line.receive(min(5.0, max(0.1, left)))['process']
         except (OSError, TypeError, KeyError):  # not one of ours
@@ -205,7 +205,7 @@ class Rendezvous:
         until = time.monotonic() + min(self.seconds, _OCCUPIED)
         while True:
             try:
-                return _listener(host, port, self.count)
+                return listener(host, port, self.count)
             except OSError as error:
                 if time.monotonic() > until:
                     raise AbsentError(f'port {port} of this machine cannot be used: {error.strerror}') from error
@@ -233,8 +233,8 @@ class Rendezvous:
         return self._coordinator.rpartition(':')[2]
 
 
-class _Line:
-    """A connection on which each line is a JSON value."""
+class Line:
+    """A connection on which each line is a JSON value; bytes may follow a line that announces them."""
 
     def __init__(self, connection: socket.socket, address: str):
         self.connection, self.address = connection, address.removeprefix('::ffff:')
@@ -247,13 +247,13 @@ class _Line:
         self.connection.settimeout(60)
         self.connection.sendall(json.dumps(value).encode() + b'\n')
 
-    def receive(self, seconds: float | None) -> Any:
-        """The next value. Raises TimeoutError, and OSError if the other side has ended."""
+    def receive(self, seconds: float | None, longest: int = _LONGEST) -> Any:
+        """The next value, of at most `longest` bytes. Raises TimeoutError, and OSError if the other side has ended."""
         until = None if seconds is None else time.monotonic() + seconds
         while b'\n' not in self._read:
             self.connection.settimeout(None if until is None else max(0.01, until - time.monotonic()))
             piece = self.connection.recv(1 << 16)
-            if not piece or len(self._read) > _LONGEST:
+            if not piece or len(self._read) > longest:
                 raise ConnectionResetError('the other side has ended')
             self._read += piece
         line, _, self._read = self._read.partition(b'\n')
@@ -261,6 +261,16 @@ class _Line:
             return json.loads(line)
         except ValueError as error:
             raise ConnectionAbortedError('the other side is not pretrax') from error
+
+    def receive_into(self, content: memoryview, seconds: float) -> None:
+        """Fills a buffer with the bytes that follow. Raises as `receive`, if none come for `seconds`."""
+        self.connection.settimeout(seconds)
+        done = min(len(content), len(self._read))
+        content[:done], self._read = self._read[:done], self._read[done:]
+        while done < len(content):
+            if not (n := self.connection.recv_into(content[done:])):
+                raise ConnectionResetError('the other side has ended')
+            done += n
 
     def has_ended(self) -> bool:
         """Whether the other side has ended. Call it if there is something to read."""
@@ -274,7 +284,7 @@ class _Line:
         self.connection.close()
 
 
-def _round_trip(line: _Line, seconds: float) -> tuple[float, float]:
+def _round_trip(line: Line, seconds: float) -> tuple[float, float]:
     """Seconds of a round trip, and how far the other clock is ahead."""
     began, sent = time.monotonic(), time.time()  # in this order: a pause between them lengthens the trip
     line.send('time')
@@ -288,7 +298,23 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host.strip('[]'), int(port)
 
 
-def _listener(host: str, port: int, count: int) -> socket.socket:
+def own_address(coordinator: str, index: int) -> str:
+    """The address at which the other processes reach this one: that from which it reaches process 0.
+
+    Raises OSError if there is no way to process 0.
+    """
+    host, port = _host_and_port(coordinator)
+    if index == 0:
+        return host  # as the others know it; names of this machine may have another address here
+    for family, *_, address in (infos := socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    raise OSError(None, f'there is no route to {len(infos)} addresses of {host}')
+
+
+def listener(host: str, port: int, count: int) -> socket.socket:
+    """Listens at an address of this machine ('': all of them) and port (0: a free one) for `count` others."""
     if host in ('', '::', '0.0.0.0'):
         if socket.has_dualstack_ipv6():
             with contextlib.suppress(OSError):  # no IPv6 in this container
