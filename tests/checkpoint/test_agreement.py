@@ -1,9 +1,18 @@
-"""What processes tell each other is deleted from the coordinator when all of them have read it."""
+"""Exchanges between processes: what they cost with many processes, and that the coordinator keeps nothing."""
 
+import collections
+import json
 import os
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from many_processes import Processes
+from pretrax.checkpoint import Checkpoints
+from pretrax.checkpoint.agreement import agree, broadcast, gather
+from pretrax.checkpoint.directory import Directory
+from pretrax.checkpoint.manifest import read_manifest
 from side_by_side import coordinator_address, run_side_by_side
 
 SAVES = """
@@ -40,3 +49,70 @@ def test_no_keys_are_left_in_the_coordinator_by_saves(tmp_path):
         assert [process.returncode for process in both] == [0, 0], [process.stderr for process in both]
         left.append(int(both[0].stdout.splitlines()[-1]))
     assert left[0] == left[1] <= 4
+
+
+@pytest.mark.parametrize('problems', [{}, {3: 'the disk is full', 7: 'no memory'}])
+def test_an_exchange_takes_as_many_requests_with_fifty_thousand_processes_as_with_a_hundred(problems, monkeypatch):
+    used = []
+    for n in (100, 50_000):
+        processes = Processes(n, monkeypatch)
+        for _ in range(2):
+            for index in range(1, n):
+                with processes.turn(index):
+                    assert gather('save', problems.get(index, '')) == []
+            answer = agree('save', '')
+            assert answer == ('the disk is full (process 3)' if problems else '')
+            for index in range(1, n):
+                with processes.turn(index):
+                    assert broadcast('save', '') == answer
+        others = max(processes.coordinator.requests[index] for index in range(1, n))
+        used.append((processes.coordinator.requests[0], others, len(processes.coordinator.values)))
+    assert used[0] == used[1]
+    assert used[0][2] == 1  # the last answer, which another process may still have to read
+
+
+def saved_by_process_0(n, directory, monkeypatch):
+    """The requests of process 0 for one save by n processes, each of which writes one file."""
+    processes = Processes(n, monkeypatch)
+    state = {'weights': {'table': jnp.ones((4, 2))}}
+
+    def arrive(key):
+        assert key.endswith('/complete')
+        for index in range(1, n):
+            with processes.turn(index):
+                assert broadcast('save', '') == ''
+                gather('save', json.dumps(['', {f'state/table/{index}': {'size': 1, 'xxh3': '0' * 32}}]))
+
+    processes.coordinator.wait = arrive
+    with Checkpoints(directory, 2) as checkpoints:
+        checkpoints.save(1, state, {})
+        checkpoints.wait()
+    assert len(read_manifest(directory, 1).files) >= n
+    assert len(processes.coordinator.values) < 5
+    return processes.coordinator.requests[0]
+
+
+def test_a_save_takes_process_0_as_many_requests_with_many_processes_as_with_few(tmp_path, monkeypatch):
+    few, many = (saved_by_process_0(n, tmp_path / str(n), monkeypatch) for n in (10, 5_000))
+    assert few == many < 20
+
+
+@pytest.mark.parametrize('others', [1, 2_000])
+def test_a_process_looks_at_no_file_that_others_write(others, tmp_path, monkeypatch):
+    """Otherwise a shared disk would serve as many requests as processes times files."""
+    Processes(others + 1, monkeypatch).coordinator.process = 1
+    directory = Directory(tmp_path, 'token', lambda: None)
+    directory.prepare(1)
+    partial = tmp_path / 'token.partial/1.partial'
+    for index in range(others):
+        (partial / str(index)).write_bytes(b'')
+    monkeypatch.setattr('pretrax.checkpoint.directory.copy_to_host', lambda state: [('state/x/0', np.ones(3))])
+    directory.write(1, {})
+    calls = collections.Counter()
+    for name in ('scandir', 'listdir', 'stat', 'lstat', 'mkdir', 'open'):
+        actual = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, _name=name, _do=actual, **k: (calls.update([_name]), _do(*a, **k))[1])
+    directory.finish(1)
+    monkeypatch.undo()
+    assert calls == {'mkdir': 2}  # the file is opened in another way
+    assert (partial / 'state/x/0').stat().st_size == 24

@@ -1,18 +1,19 @@
 """Agreement between processes through JAX's coordination service, from any thread and without the devices.
 
-Process 0 decides, so that an exchange among n processes takes O(n) requests. Keys are deleted when all processes have
-read them, since the coordinator keeps the others in memory for as long as it lives.
+Process 0 decides. Each process makes a few requests for an exchange, however many processes there are: the coordinator
+counts those that have come, and process 0 reads all their texts with one request. Keys are deleted when all processes
+have read them, since the coordinator keeps the others in memory for as long as it lives.
 """
 
 import itertools
 from collections import defaultdict
+from collections.abc import Sequence
 
 import jax
 
 from pretrax.jax_compat import coordination_client
 
 _A_DAY = 24 * 3600 * 1000  # milliseconds. If a process dies, JAX's heartbeat ends the others long before.
-_MARK = '='  # prefix of every value, since the store refuses empty values
 
 _exchanges: defaultdict[str, itertools.count] = defaultdict(itertools.count)
 _broadcasts: defaultdict[str, list[str]] = defaultdict(list)  # keys that other processes may still have to read
@@ -25,11 +26,12 @@ def agree(about: str, problem: str) -> str:
         about: topic of the exchange. Exchanges on different topics may happen in any order.
         problem: the problem of this process, or ''.
     """
-    if jax.process_count() == 1:
-        return problem
-    texts = gather(about, problem)
-    problems = [f'{text} (process {i})' if i else text for i, text in enumerate(texts) if text]
-    return broadcast(about, problems[0] if problems else '')
+    return broadcast(about, first_problem(gather(about, problem)))
+
+
+def first_problem(texts: Sequence[str]) -> str:
+    """The first problem among the texts of all processes, with the process that has it, or ''."""
+    return next((f'{text} (process {i})' if i else text for i, text in enumerate(texts) if text), '')
 
 
 def gather(about: str, text: str) -> list[str]:
@@ -37,13 +39,17 @@ def gather(about: str, text: str) -> list[str]:
     if jax.process_count() == 1:
         return [text]
     client, key = coordination_client(), f'pretrax/{about}/{next(_exchanges[about])}'
-    client.key_value_set(f'{key}/{jax.process_index()}', _MARK + text)
+    if text:
+        client.key_value_set(f'{key}/texts/{jax.process_index()}', text)
+    if client.key_value_increment(f'{key}/count', 1) == jax.process_count():
+        client.key_value_set(f'{key}/complete', 'yes')
     if jax.process_index() != 0:
         return []
-    texts = []
-    for i in range(jax.process_count()):
-        texts.append(client.blocking_key_value_get(f'{key}/{i}', _A_DAY)[1:])
-        client.key_value_delete(f'{key}/{i}')
+    client.blocking_key_value_get(f'{key}/complete', _A_DAY)
+    texts = [''] * jax.process_count()
+    for name, found in client.key_value_dir_get(f'{key}/texts/'):
+        texts[int(name.rpartition('/')[2])] = found
+    client.key_value_delete(key)  # with all keys below it
     while _broadcasts[about]:  # all processes have read them before they took part in this exchange
         client.key_value_delete(_broadcasts[about].pop())
     return texts
@@ -55,7 +61,7 @@ def broadcast(about: str, text: str) -> str:
         return text
     client, key = coordination_client(), f'pretrax/{about}/{next(_exchanges[about])}'
     if jax.process_index() == 0:
-        client.key_value_set(key, _MARK + text)
+        client.key_value_set(key, text)
         _broadcasts[about].append(key)
         return text
-    return client.blocking_key_value_get(key, _A_DAY)[1:]
+    return client.blocking_key_value_get(key, _A_DAY)

@@ -44,9 +44,6 @@ class Bucket:
     def prepare(self, step: int) -> None:
         """Does nothing: an attempt touches no other one."""
 
-    def check(self, step: int) -> None:
-        """Does nothing: a process that cannot write to the bucket reports it when it uploads."""
-
     def write(self, step: int, state: Any) -> None:
         """Copies the state of a step off the devices."""
         del step

@@ -31,7 +31,6 @@ from pretrax.checkpoint.state_files import HostFiles, copy_to_host, tree_metadat
 from pretrax.storage.index import INDEX
 from pretrax.system.atomic import sync_file
 
-_PROBE = 4096  # bytes
 _THREADS = 16  # files that are put on the disk at a time
 
 
@@ -63,12 +62,6 @@ class Directory:
         if self._own.is_dir():
             shutil.rmtree(self._own)  # leftovers of failed saves, including files they wrote after they were removed
         partial_directory(self._own, step).mkdir(parents=True)
-
-    def check(self, step: int) -> None:
-        """Checks that this process can write to the directory. Raises OSError."""
-        probe = partial_directory(self._own, step) / f'probe-{jax.process_index()}'
-        probe.write_bytes(bytes(_PROBE))
-        probe.unlink()
 
     def write(self, step: int, state: Any) -> None:
         """Copies the state of a step off the devices."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from pretrax.checkpoint.agreement import agree, broadcast, gather
+from pretrax.checkpoint.agreement import broadcast, first_problem, gather
 from pretrax.checkpoint.bucket import Bucket
 from pretrax.checkpoint.directory import Directory
 from pretrax.checkpoint.files import File
@@ -85,7 +85,7 @@ class Checkpoints(contextlib.AbstractContextManager['Checkpoints']):
         try:
             self._place.write(step, state)
         except Exception as error:  # the devices or the memory of the host
-            raise self._failed(step, agree('save', _one_line(error))) from error
+            raise self._failed(step, self._publish(step, {}, _one_line(error), description, {})) from error
         self._writing = self._thread.submit(self._finish, step, description, named_arrays(state))
         self._place.wait(self._writing.done)
 
@@ -131,7 +131,7 @@ class Checkpoints(contextlib.AbstractContextManager['Checkpoints']):
             self._thread.shutdown()
 
     def _prepare(self, step: int) -> bool:
-        """Prepares a save, and checks that every process can write. Returns whether the step is already saved."""
+        """Prepares a save. Returns whether the step is already saved."""
 
         def prepare() -> str:
             is_new = self._start is not None and step > self._start
@@ -141,12 +141,6 @@ class Checkpoints(contextlib.AbstractContextManager['Checkpoints']):
             return ''
 
         problem = _in_first_process('save', prepare)
-        if not problem and jax.process_count() > 1:
-            try:
-                self._place.check(step)
-            except OSError as error:
-                problem = _one_line(error)
-            problem = agree('save', problem)
         if problem and problem != _EXISTS:
             raise self._failed(step, problem)
         return problem == _EXISTS
@@ -158,16 +152,7 @@ class Checkpoints(contextlib.AbstractContextManager['Checkpoints']):
             found = self._place.finish(step)
         except Exception as error:
             problem = _one_line(error)
-        if problem := agree('save', problem):
-            raise self._failed(step, problem)
-        gathered = gather('save', json.dumps({name: file.model_dump() for name, file in found.items()}))
-
-        def publish() -> None:
-            files = {name: File(**said) for text in gathered for name, said in json.loads(text).items()}
-            self._before_publish(step)
-            self._place.publish(step, description, arrays, files)
-
-        if problem := _in_first_process('save', publish):
+        if problem := self._publish(step, found, problem, description, arrays):
             raise self._failed(step, problem)
         self.saved = step
         return_free_memory()  # the next step has copied arrays that were not written
@@ -175,6 +160,27 @@ class Checkpoints(contextlib.AbstractContextManager['Checkpoints']):
             raise SaveError(
                 f'checkpoint {step} is written, but older ones in {self.directory} could not be removed: {problem}'
             )
+
+    def _publish(
+        self, step: int, found: dict[str, File], problem: str, description: dict[str, Any], arrays: dict[str, Array]
+    ) -> str:
+        """Publishes what all processes have written, unless one reports a problem. Returns, in all, the problem or ''.
+
+        Args:
+            found: what this process has written.
+        """
+        gathered = gather('save', json.dumps([problem, {name: file.model_dump() for name, file in found.items()}]))
+
+        def publish() -> str:
+            parts = [json.loads(text) for text in gathered]
+            if failure := first_problem([problem for problem, _ in parts]):
+                return failure
+            files = {name: File(**values) for _, wrote in parts for name, values in wrote.items()}
+            self._before_publish(step)
+            self._place.publish(step, description, arrays, files)
+            return ''
+
+        return _in_first_process('save', publish)
 
     def _failed(self, step: int, problem: str) -> SaveError:
         if jax.process_index() == 0:
