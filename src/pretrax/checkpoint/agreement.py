@@ -6,14 +6,19 @@ have read them, since the coordinator keeps the others in memory for as long as 
 """
 
 import itertools
+import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
+from pretrax.checkpoint.manifest import DamagedError
+from pretrax.errors import UnavailableError, UserError
 from pretrax.jax_compat import coordination_client
 
 _A_DAY = 24 * 3600 * 1000  # milliseconds. If a process dies, JAX's heartbeat ends the others long before.
+_KINDS = (DamagedError, UnavailableError)  # of UserError, which a process raises as process 0 does
 
 _exchanges: defaultdict[str, itertools.count] = defaultdict(itertools.count)
 _broadcasts: defaultdict[str, list[str]] = defaultdict(list)  # keys that other processes may still have to read
@@ -65,3 +70,27 @@ def broadcast(about: str, text: str) -> str:
         _broadcasts[about].append(key)
         return text
     return client.blocking_key_value_get(key, _A_DAY)
+
+
+def from_process_0(about: str, work: Callable[[], Any]) -> Any:
+    """Returns, in all processes, what `work` returns in process 0: a JSON value. The others do no work.
+
+    Raises:
+        Exception: in process 0, what `work` raises.
+        UserError: in the others, if `work` raised an exception: of the same kind if that was a UserError.
+    """
+    # Only a process that has joined others asks for their number: the question starts JAX's backend.
+    if not jax.distributed.is_initialized() or jax.process_count() == 1:
+        return work()
+    if jax.process_index() != 0:
+        answer = json.loads(broadcast(about, ''))
+        if 'kind' in answer:
+            raise {kind.__name__: kind for kind in _KINDS}.get(answer['kind'], UserError)(answer['error'])
+        return answer['value']
+    try:
+        value = work()
+    except Exception as error:
+        broadcast(about, json.dumps({'kind': type(error).__name__, 'error': str(error)}))
+        raise
+    broadcast(about, json.dumps({'value': value}))
+    return value

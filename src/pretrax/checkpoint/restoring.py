@@ -11,7 +11,6 @@ the order of the array, so on the mesh that wrote them a process mostly verifies
 import collections
 import concurrent.futures
 import contextlib
-import json
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pretrax.checkpoint.agreement import agree, broadcast
+from pretrax.checkpoint.agreement import agree, from_process_0
 from pretrax.checkpoint.chunks import Chunks, Index, bounds, check_file, overlap
 from pretrax.checkpoint.keep import has_finite_state, is_good
 from pretrax.checkpoint.manifest import (
@@ -114,7 +113,7 @@ def restore_newest(
         UserError: there are checkpoints, but none is readable. Training from step 0 over them would lose the run.
     """
     # A shared file system may show different processes different files for a while.
-    steps = json.loads(broadcast('steps', json.dumps(steps_in(directory))))
+    steps = from_process_0('steps', lambda: steps_in(directory))
     damaged: set[int] = set()
     not_finite: list[int] = []
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pretrax.checkpoint import DamagedError, read_description, steps_in
+from pretrax.checkpoint.agreement import from_process_0
 from pretrax.config import RunConfig, diff, from_manifest, may_change_on_resume, registry
 from pretrax.config.batch import same_until
 from pretrax.errors import OF_THE_SYSTEM, Report, UserError, disk_fix
@@ -97,7 +98,7 @@ def check_init_from(run_dir: AnyPath, model: str, start: str | None) -> None:
     Raises:
         UserError: there is no checkpoint to start from.
     """
-    if start is not None and _newest_description(run_dir / 'checkpoints') is None:
+    if start is not None and _newest_description(run_dir) is None:
         registry.section_of_checkpoint('model', model, start)
 
 
@@ -108,9 +109,9 @@ def check_unchanged(config: RunConfig, allow_changes: bool, report: Report) -> N
         UserError: the configuration has changed, the checkpoints are gone, or the run directory holds weights without
             a training state.
     """
-    description = _newest_description(config.run_dir / 'checkpoints')
+    description = _newest_description(config.run_dir)
     if description is None:
-        _check_not_lost(config.run_dir)
+        from_process_0('checkpoints', lambda: _check_not_lost(config.run_dir))
         return
     made = next((word for word in ('imported', 'averaged') if word in description), None)
     if made:
@@ -177,9 +178,16 @@ def check_same_data(
         )
 
 
-def _newest_description(checkpoints: AnyPath) -> dict[str, Any] | None:
-    """The description of the newest checkpoint that has a readable one; `batch`: the number of the next batch."""
-    for step in reversed(steps_in(checkpoints)):
-        with contextlib.suppress(DamagedError):  # `restore_newest` reports it
-            return {'batch': step, **read_description(checkpoints, step)}
-    return None
+def _newest_description(run_dir: AnyPath) -> dict[str, Any] | None:
+    """The description of the newest checkpoint that has a readable one; `batch`: the number of the next batch.
+
+    With several processes, process 0 looks for it: a bucket or a shared disk would answer all others the same.
+    """
+
+    def find() -> dict[str, Any] | None:
+        for step in reversed(steps_in(run_dir / 'checkpoints')):
+            with contextlib.suppress(DamagedError):  # `restore_newest` reports it
+                return {'batch': step, **read_description(run_dir / 'checkpoints', step)}
+        return None
+
+    return from_process_0('checkpoints', find)
