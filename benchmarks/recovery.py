@@ -33,7 +33,8 @@ from pretrax.observe.metrics import read_metrics
 TESTS = Path(__file__).parents[1] / 'tests'
 sys.path.append(str(TESTS))
 
-from launched import write_run  # type: ignore[import-not-found]  # noqa: E402 - of the tests
+import boxes  # type: ignore[import-not-found]  # noqa: E402 - of the tests
+from launched import write_run  # type: ignore[import-not-found]  # noqa: E402
 
 PATIENCE = 300.0  # seconds
 STEPS = 1000000  # more than it has time for
@@ -108,10 +109,8 @@ class OverSsh(Local):
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
-        from boxes import boxes  # type: ignore[import-not-found]
-
         (self.directory / 'boxes').mkdir()
-        with boxes(self.directory / 'boxes', 2, environment()) as self.boxes:
+        with boxes.boxes(self.directory / 'boxes', 2, environment()) as self.boxes:
             yield
 
     def launch(self, run: Path) -> subprocess.Popen[bytes]:
@@ -194,21 +193,6 @@ def started(run: Path) -> list[dict[str, Any]]:
     return events(run, 'started')
 
 
-def training(run: Path, number: int) -> int:
-    """The process id of a process of a run, wherever it runs: namespaces hide nothing from this process."""
-    for place in Path('/proc').glob('[0-9]*'):
-        with contextlib.suppress(OSError):
-            words = (place / 'cmdline').read_bytes().split(b'\0')
-            variables = (place / 'environ').read_bytes().split(b'\0')
-            if (
-                b'train' in words
-                and f'run_dir={run}'.encode() in words
-                and f'JAX_PROCESS_ID={number}'.encode() in variables
-            ):
-                return int(place.name)
-    raise ProcessLookupError(f'no process {number} of {run}')
-
-
 def until[T](done: Callable[[], T], what: str, run: Path, launcher: subprocess.Popen[bytes] | None) -> T:
     """Waits until `done()` returns something, and returns it.
 
@@ -244,7 +228,7 @@ def measure(kind: type[Engine], times: int, directory: Path) -> tuple[list[dict[
                 if loss == 'machine lost':
                     engine.lose_machine()
                 else:
-                    os.kill(training(run, 1), signal.SIGKILL if loss == 'process killed' else signal.SIGSTOP)
+                    os.kill(boxes.training(run, 1), signal.SIGKILL if loss == 'process killed' else signal.SIGSTOP)
                 noticed = seen(lambda at=at: times_noticed(run, at), f'notice: {loss}')
                 if loss == 'machine lost':
                     engine.restore_machine()

@@ -128,12 +128,15 @@ def running(*words: str) -> list[int]:
 
 
 def training(run_dir: Path, number: int, verb: str = 'train') -> int:
-    """The process that trains as this number in a run directory, on any host; with 'node', the one that started it."""
-    for process in running('pretrax', verb, f'run_dir={run_dir}'):
+    """The process that trains as this number in a run directory, on any host; with 'node', the one that started it.
+
+    It has its file for stacks open: the environment of a standby that took its place does not have the number.
+    """
+    for process in running('pretrax', 'train', f'run_dir={run_dir}'):
         with contextlib.suppress(OSError):
-            environment = Path(f'/proc/{process}/environ').read_bytes().split(b'\0')
-            if f'JAX_PROCESS_ID={number}'.encode() in environment:
-                return process
+            files = {os.path.basename(os.readlink(file)) for file in Path(f'/proc/{process}/fd').iterdir()}
+            if f'process-{number}.txt' in files:
+                return process if verb == 'train' else parent(process)
     raise AssertionError(f'process {number} does not run')
 
 

@@ -1,5 +1,6 @@
 """What decides inside a Slurm job, without one; tests/launch/test_slurm.py has real ones."""
 
+import json
 import os
 import subprocess
 import time
@@ -10,6 +11,7 @@ import pytest
 from pretrax import config_from_values
 from pretrax.errors import UserError
 from pretrax.launch import slurm_job
+from pretrax.launch.remote import Agents
 from pretrax.launch.restarts import RestartOptions
 from pretrax.launch.slurm_job import SlurmJob, fruitless, supervise
 from pretrax.observe.attempts import read_attempts
@@ -110,13 +112,16 @@ def test_a_step_gets_the_identity_and_the_container_the_run_directory(cluster, t
     environment = {'SLURM_JOB_ID': '7', 'SLURM_JOB_NODELIST': 'n[1-3]'}
     job = SlurmJob(environment, 'image', mounts=[Path('/scratch/run'), tmp_path / 'runs' / 'a'])
     # srun(1): with SLURM_EXPORT_ENV=NONE, steps get no variables unless --export says otherwise.
-    (tmp_path / 'srun').write_text('#!/bin/sh\necho "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES $@"\n')
-    with job.start(tmp_path, [0, 2], ['train']) as group:
+    (tmp_path / 'srun').write_text('#!/bin/sh\nread asked; echo "$asked $@"\n')
+    with job.start(Agents(tmp_path), [0, 2], ['train'], 'first') as group:
         while len(group.codes()) < 2:
             time.sleep(0.05)
         (said,) = group.tail(1)
-    assert said.startswith('1 of 2 ')
-    assert '--export=ALL' in said.split()
+    asked, end = json.JSONDecoder().raw_decode(said)
+    assert asked['attempt'] == 'first'
+    assert asked['environment']['JAX_PROCESS_ID'] == '1'
+    assert asked['environment']['JAX_NUM_PROCESSES'] == '2'
+    assert '--export=ALL' in said[end:].split()
     assert f'--container-mounts={tmp_path}:{tmp_path},/scratch/run:/scratch/run' in said.split()
 
 
@@ -129,7 +134,7 @@ def test_the_next_allocation_of_a_run_in_a_bucket_sees_that_it_was_preempted(
     preempted = 'echo JobState=RUNNING PreemptTime=2030-01-01T00:00:00'
     job = cluster(job=preempted, n1='exit 75', n2='exit 75', n3='exit 75')
     options = RestartOptions(retries=0)
-    assert supervise(config, job, lambda label: ['train'], options, devices_per_node=1, say=print) == 75
+    assert supervise(config, job, ['train'], options, devices_per_node=1, say=print) == 75
     events = read_attempts(locate(f'{s3.url}/run'))
     assert events[-1]['event'] == 'released'
     assert fruitless(events, '7', 5) == 0

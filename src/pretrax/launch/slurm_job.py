@@ -12,14 +12,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pretrax.config import RunConfig
 from pretrax.errors import TRY_AGAIN, Report, UserError
 from pretrax.launch.elastic import Slots
 from pretrax.launch.group import identity
-from pretrax.launch.remote import RemoteGroup, RemoteProcess
+from pretrax.launch.node import request
+from pretrax.launch.remote import Agents, RemoteGroup, RemoteProcess
 from pretrax.launch.restarts import RestartOptions, newest_checkpoint
 from pretrax.launch.shipped import fill_template
 from pretrax.launch.sizes import misfit
@@ -67,8 +68,13 @@ class SlurmJob:
         self._watch: tuple[str, Child] | None = None  # a node, and the step on it
         self._starts = 0
 
-    def start(self, directory: Path, slots: Sequence[int], command: Sequence[str]) -> 'SlurmGroup':
-        """Starts a process on each of these nodes, given by their places in the list."""
+    def start(self, agents: Agents, slots: Sequence[int], command: Sequence[str], attempt: str) -> 'SlurmGroup':
+        """Starts a process on each of these nodes, given by their places in the list.
+
+        Args:
+            command: that of an agent.
+            attempt: the label of this attempt.
+        """
         nodes = [self.nodes[slot] for slot in slots]
         port = _FIRST_PORT + (int(self.number) * 31 + self._starts) % _PORTS
         self._starts += 1
@@ -76,11 +82,11 @@ class SlurmJob:
             RemoteProcess(
                 node,
                 [*self.srun(node), *self._in_container(), *command],
-                os.environ | identity(number, nodes, f'{nodes[0]}:{port}'),
+                request=request(attempt, identity(number, nodes, f'{nodes[0]}:{port}')),
             )
             for number, node in enumerate(nodes)
         ]
-        return SlurmGroup(processes, directory, self.gone)
+        return SlurmGroup(processes, agents, self)
 
     def srun(self, node: str) -> list[str]:
         """The command that runs another one on a node of the job, with all that the job has there."""
@@ -156,22 +162,24 @@ class SlurmJob:
 
 
 class SlurmGroup(RemoteGroup):
-    """The steps of one attempt. `lost` returns the nodes that are gone."""
+    """The steps of one attempt."""
 
-    def __init__(self, processes: Sequence[RemoteProcess], directory: Path, lost: Callable[[Sequence[str]], set[str]]):
-        super().__init__(processes, directory)
-        self._lost = lost
+    def __init__(self, processes: Sequence[RemoteProcess], agents: Agents, job: SlurmJob):
+        super().__init__(processes, agents)
+        self._job = job
 
     def gone(self) -> list[int]:
         hosts = self.processes()
-        lost = self._lost(hosts)
+        if all(map(self.is_there, range(len(hosts)))):
+            return [*range(len(hosts))] if self._job.is_preempted() else []
+        lost = self._job.gone(hosts)
         return [number for number, host in enumerate(hosts) if host in lost]
 
 
 def supervise(
     config: RunConfig,
     job: SlurmJob,
-    command: Callable[[str], Sequence[str]],
+    command: Sequence[str],
     options: RestartOptions,
     *,
     devices_per_node: int,
@@ -180,7 +188,7 @@ def supervise(
     """Trains on the nodes of a job. Returns its exit code; 75: requeue the job.
 
     Args:
-        command: command of a node, given the label of an attempt.
+        command: command of the agent of a node.
         options: when the processes are started again; `retries` also counts allocations of the job.
     """
     directory = working_directory(config.run_dir)
@@ -197,10 +205,12 @@ def supervise(
         return 1
     slots = Slots(len(job.nodes), lambda count: misfit(config, count * devices_per_node) is None)
 
+    agents = Agents(directory)
+
     def start(used: Sequence[int], label: str) -> SlurmGroup:
         if options.elastic and len(used) > 1:
             job.watch(job.nodes[used[1]])
-        return job.start(directory, used, command(label))
+        return job.start(agents, used, command, label)
 
     def at_end(code: int) -> None:
         note(directory, RELEASED, job=job.number, code=code, preempted=code == TRY_AGAIN and job.is_preempted())
@@ -209,6 +219,7 @@ def supervise(
     try:
         code = supervisor.run()
     finally:
+        agents.close()
         job.end_watch()
     return 1 if code == _KILLED else code  # the script requeues a supervisor that was killed itself
 

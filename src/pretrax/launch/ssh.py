@@ -1,6 +1,6 @@
 """Runs on hosts that are reached with OpenSSH: for a few machines without a scheduler.
 
-Each host runs `pretrax launch node --controlled`, which ends when the connection does. `~/.ssh/config` is respected.
+Each host runs `pretrax launch node --lasting`, which ends when the connection does. `~/.ssh/config` is respected.
 """
 
 import dataclasses
@@ -18,8 +18,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from pretrax.errors import Report, UserError, system_errors
 from pretrax.launch.group import identity
+from pretrax.launch.node import request
 from pretrax.launch.options import SshOptions
-from pretrax.launch.remote import RemoteGroup, RemoteProcess
+from pretrax.launch.remote import Agents, RemoteGroup, RemoteProcess
 from pretrax.launch.sizes import restricted_to
 from pretrax.system.children import Child
 
@@ -192,6 +193,7 @@ class SshLaunch:
         self.patience = 0.0 if options.elastic else 60 * options.patience  # seconds for lost hosts to come back
         self.lost: set[Host] = set()
         self._arguments, self._environment = arguments, {**restricted_to(options.devices), **environment}
+        self.agents = Agents(directory)
         self._probe: Probe | None = None
         self._next_probe = 0.0
 
@@ -200,18 +202,26 @@ class SshLaunch:
         return SshGroup(self, [self.hosts[slot] for slot in slots], attempt)
 
     def processes(self, hosts: Sequence[Host], attempt: str | None = None) -> list[RemoteProcess]:
-        """How the processes on these hosts are started; the port of the first one is random."""
+        """How the processes on these hosts are started; the port of the first one is random.
+
+        `attempt`: its label; None: each command trains once, and has its identity in its environment.
+        """
         address = self.coordinator(hosts[0])
         coordinator = f'{f"[{address}]" if ":" in address else address}:{random.choice(_PORTS)}'
-        arguments = ['-m', 'pretrax', 'launch', 'node', *self._arguments, '--controlled']
-        arguments += ['--attempt', attempt] if attempt else []
-        made = []
-        for number, host in enumerate(hosts):
-            line = self.ssh.python_line(
-                arguments, identity(number, [host.name for host in hosts], coordinator) | self._environment
-            )
-            made.append(RemoteProcess(host.name, self.ssh.command(host, line)))
-        return made
+        names = [host.name for host in hosts]
+        identities = [identity(number, names, coordinator) for number in range(len(hosts))]
+        if attempt is None:
+            return [self._process(host, '--controlled', own) for host, own in zip(hosts, identities, strict=True)]
+        return [self.agent(host, request(attempt, own)) for host, own in zip(hosts, identities, strict=True)]
+
+    def agent(self, host: Host, asked: bytes = b'') -> RemoteProcess:
+        """How the agent of a host is started, and what asks it for a training."""
+        return self._process(host, '--lasting', {})._replace(request=asked)
+
+    def _process(self, host: Host, flag: str, own: Mapping[str, str]) -> RemoteProcess:
+        arguments = ['-m', 'pretrax', 'launch', 'node', *self._arguments, flag]
+        line = self.ssh.python_line(arguments, {**own, **self._environment})
+        return RemoteProcess(host.name, self.ssh.command(host, line))
 
     def coordinator(self, host: Host) -> str:
         """The address of a host as the others see it."""
@@ -249,7 +259,7 @@ class SshGroup(RemoteGroup):
         self._missing = {host for host in hosts if host in launch.lost}
         if self._missing:
             launch.say(f'launch: waiting up to {launch.patience:.0f} s for {_names(self._missing)}')
-        super().__init__(launch.processes(hosts, attempt), launch.directory, at_once=not self._missing)
+        super().__init__(launch.processes(hosts, attempt), launch.agents, at_once=not self._missing)
 
     def codes(self) -> dict[int, int]:
         if self._given_up:
@@ -289,11 +299,10 @@ class SshGroup(RemoteGroup):
 
     def gone(self) -> Sequence[int]:
         """The processes whose hosts do not answer."""
-        ended = super().codes()
         doubtful = {
             host: number
             for number, host in enumerate(self._hosts)
-            if host in self._missing or ended.get(number) in (None, LOST, -signal.SIGKILL)
+            if host in self._missing or not self.is_there(number)
         }
         self._lost |= set(doubtful) - Probe(self._ssh, doubtful).answers()
         return [number for host, number in doubtful.items() if host in self._lost]

@@ -34,9 +34,13 @@ class Child(subprocess.Popen[bytes]):
 
     def tell(self, number: int) -> None:
         """Writes the name of a signal to its standard input, as `pretrax launch node --controlled` reads it."""
+        self.write_line(signal.Signals(number).name.encode())
+
+    def write_line(self, line: bytes) -> None:
+        """Writes a line to its standard input, if it runs."""
         assert self.stdin is not None
         with contextlib.suppress(OSError, ValueError):  # it has ended
-            self.stdin.write(f'{signal.Signals(number).name}\n'.encode())
+            self.stdin.write(line + b'\n')
             self.stdin.flush()
 
     def close_input(self) -> None:
@@ -49,6 +53,11 @@ class Child(subprocess.Popen[bytes]):
         """Waits for its end, but no longer: it may be inside a driver or a file system that hangs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(max(0.0, seconds))
+
+    def end(self, seconds: float) -> None:
+        """Kills it and what it has started, and waits for its end, but no longer than these seconds."""
+        self.kill_all()
+        self.wait_up_to(seconds)
 
     def kill_all(self) -> None:
         """Kills it, stopped or not, and the processes that it has started. It still has to be waited for."""

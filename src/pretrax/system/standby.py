@@ -55,9 +55,7 @@ class Training(Child):
         return self._has_stepped
 
     def end(self, seconds: float) -> None:
-        """Kills it and what it has started, and waits for its end, but no longer than these seconds."""
-        self.kill_all()
-        self.wait_up_to(seconds)
+        super().end(seconds)
         self._channel.close()
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import sys
 
-from pretrax.cli._arguments import AllowChanges, Configuration, Verbose
+from pretrax.cli._arguments import AllowChanges, Configuration, Standbys, Verbose
 from pretrax.option import option
 
 
@@ -18,6 +18,8 @@ class Options(Configuration):
     attempt: str | None = option('Names the directory of crash reports. [default: the time]', metavar='LABEL')
     check: bool = option('Run `pretrax doctor` first; train only if it finds no failure.', default=False)
     controlled: bool = option('Take signals from standard input, and end when it ends.', default=False)
+    lasting: bool = option('Train as often as a launcher asks for it on standard input.', default=False)
+    standbys: Standbys = True
     until_done: bool = option('Exit with 143 if an unfinished run was asked to stop.', default=False)
     allow_changes: AllowChanges = False
     verbose: Verbose = False
@@ -36,9 +38,11 @@ def node(options: Options) -> int:
         loaded,
         attempt=options.attempt or attempt_label(),
         controlled=options.controlled,
+        lasting=options.lasting,
         until_done=options.until_done,
         waiting=waiting,
         say=functools.partial(print, file=sys.stderr, flush=True),
     )
     command = pretrax_command('train', *options.words, *options.flags('allow_changes', 'verbose'))
-    return here.run(command, pretrax_command('doctor', *options.words) if options.check else None)
+    check = pretrax_command('doctor', *options.words) if options.check else None
+    return here.run(command, check, options.standbys)

@@ -36,12 +36,12 @@ def slurm_job(options: Options) -> int:
     loaded = options.load()
     mounts = () if isinstance(loaded.run_dir, BucketPath) else (loaded.run_dir.absolute(),)
     job = SlurmJob(os.environ, options.container, options.gpus_per_node, mounts)
-    node = [node_python(options.container), '-m', 'pretrax', 'launch', 'node', *options.words, '--controlled']
+    node = [node_python(options.container), '-m', 'pretrax', 'launch', 'node', *options.words, '--lasting']
     node += options.flags('check', 'allow_changes', 'verbose')
     return supervise(
         loaded,
         job,
-        lambda label: [*node, '--attempt', label],
+        node,
         RestartOptions(retries=options.retries, elastic=options.elastic, stop_within=options.stop_within),
         devices_per_node=devices_here(options.gpus_per_node),
         say=functools.partial(print, flush=True, file=LastingOutput(sys.stdout)),

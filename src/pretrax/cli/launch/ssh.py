@@ -5,11 +5,12 @@ when it ends. ~/.ssh/config is respected. The hosts need this version of pretrax
 directory that they share, or a bucket.
 """
 
+import contextlib
 import dataclasses
 import functools
 import sys
 
-from pretrax.cli._arguments import Launch, Retries, Variables, Verbose, variables
+from pretrax.cli._arguments import Launch, Retries, Standbys, Variables, Verbose, variables
 from pretrax.launch.options import SshOptions
 from pretrax.option import option
 
@@ -18,6 +19,7 @@ from pretrax.option import option
 class Options(Launch):
     ssh: SshOptions
     retries: Retries = 3
+    standbys: Standbys = True
     check: bool = option('Run `pretrax doctor` on the hosts before each start.', default=False)
     environment: Variables = ()
     verbose: Verbose = False
@@ -42,9 +44,10 @@ def ssh(options: Options) -> int:
     loaded = options.load()
     say = functools.partial(print, flush=True, file=LastingOutput(sys.stdout))
     added = variables(options.environment)  # perhaps secrets
+    no_standbys = [] if options.standbys else ['--no-standbys']
     launch = SshLaunch(
         options.ssh,
-        [*options.words, *options.flags('allow_changes', 'verbose', 'check')],
+        [*options.words, *options.flags('allow_changes', 'verbose', 'check'), *no_standbys],
         dict.fromkeys(added, '***') if options.dry_run else added,
         working_directory(loaded.run_dir),
         say,
@@ -73,4 +76,5 @@ def ssh(options: Options) -> int:
     )
     record_launcher(loaded.run_dir, 'ssh', len(given), say, hosts=[host.name for host in given])
     restarts = RestartOptions(retries=options.retries, elastic=elastic)
-    return Supervisor(loaded, launch.start, slots, restarts, say=say).run()
+    with contextlib.closing(launch.agents):
+        return Supervisor(loaded, launch.start, slots, restarts, say=say).run()
