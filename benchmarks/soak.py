@@ -446,7 +446,7 @@ def inject(soak: Soak) -> Injected | None:
     try:
         if not FAULTS[kind](soak):
             return None
-        reached = soak.step()
+        reached = max(step, soak.step())
         recovered = time.monotonic() - began if wait(has_recovered) else None
     finally:
         over.set()
