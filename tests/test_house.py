@@ -111,7 +111,7 @@ STAYS, RETURNS = 18, 4
 # How many files of the source name an option of the decoder, by its last part: the median of all options.
 FILES_PER_OPTION = 9
 # All lines of the Python source. Only a new feature raises it, by what it needs; the aim is 70,000.
-SOURCE_LINES = 82_166
+SOURCE_LINES = 82_761
 # Functions with more than 7 parameters; functions of more than 60 lines; calls with more than 6 arguments by position.
 # They only go down, to none.
 LONG_SIGNATURES, LONG_FUNCTIONS, LONG_CALLS = 20, 12, 27
@@ -127,6 +127,7 @@ TESTED_BY = {
     'plan/test_saved.py': 'plan/step system/software',
     'data/chat/test_templates.py': 'data/chat/rendering',
     'checkpoint/test_bucket.py': 'checkpoint/files',
+    'checkpoint/test_memory.py': 'checkpoint/memory_pieces',
     'checkpoint/test_restoring.py': 'checkpoint/manifest checkpoint/pieces system/digest',
     'checkpoint/test_store.py': 'checkpoint/chunks checkpoint/directory checkpoint/state_files',
     'cli/checkpoint/test_checkpoint.py': 'checkpoint/streamed weights/averaged',

@@ -16,9 +16,11 @@ from pretrax.checkpoint.manifest import (
     steps_in,
     verify,
 )
+from pretrax.checkpoint.memory_pieces import memory_directory, newest_description, pieces_in, states_of
 from pretrax.checkpoint.pieces import CheckpointArrays, CheckpointWeights, is_stacked
 
 if TYPE_CHECKING:
+    from pretrax.checkpoint.memory import Memory
     from pretrax.checkpoint.restoring import restore, restore_newest
     from pretrax.checkpoint.store import Checkpoints, SaveError
     from pretrax.checkpoint.streamed import StreamedArray, write_streamed
@@ -30,6 +32,7 @@ __all__ = [
     'DamagedError',
     'Keep',
     'Manifest',
+    'Memory',
     'SaveError',
     'StreamedArray',
     'check_sizes',
@@ -37,16 +40,21 @@ __all__ = [
     'find_checkpoint',
     'is_checkpoint',
     'is_stacked',
+    'memory_directory',
+    'newest_description',
+    'pieces_in',
     'read_description',
     'read_manifest',
     'restore',
     'restore_newest',
+    'states_of',
     'steps_in',
     'verify',
     'write_streamed',
 ]
 
 _WITH_JAX = {
+    'Memory': 'memory',
     'restore': 'restoring',
     'restore_newest': 'restoring',
     'Checkpoints': 'store',

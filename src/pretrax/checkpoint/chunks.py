@@ -14,9 +14,8 @@ import ml_dtypes
 import numpy as np
 import xxhash
 
-from pretrax.checkpoint.files import REQUEST, File, open_file, read_file
+from pretrax.checkpoint.files import REQUEST, File, Place, open_file, read_file
 from pretrax.checkpoint.manifest import STATE, Array, Manifest, damaged
-from pretrax.storage import AnyPath
 from pretrax.system.digest import BLOCK
 from pretrax.system.json_file import parse_json
 
@@ -27,7 +26,7 @@ type Index = tuple[tuple[int, int], ...]  # start and stop along each dimension
 class Chunks:
     """The files of an array."""
 
-    place: AnyPath
+    place: Place
     manifest: Manifest
     name: str
 
@@ -145,7 +144,7 @@ def _scratch(size: int) -> memoryview:
     return memoryview(_own.memory)[:size]
 
 
-def _fill(content: memoryview, stream: Any, place: AnyPath, file: str) -> None:
+def _fill(content: memoryview, stream: Any, place: Place, file: str) -> None:
     done = 0
     while done < len(content):
         n = stream.readinto(content[done:])
@@ -154,13 +153,13 @@ def _fill(content: memoryview, stream: Any, place: AnyPath, file: str) -> None:
         done += n
 
 
-def _entry(place: AnyPath, manifest: Manifest, file: str) -> File:
+def _entry(place: Place, manifest: Manifest, file: str) -> File:
     if file not in manifest.files:
         raise damaged(place, f'its manifest does not list {file}')
     return manifest.files[file]
 
 
-def check_file(place: AnyPath, manifest: Manifest, file: str) -> bytes:
+def check_file(place: Place, manifest: Manifest, file: str) -> bytes:
     """Reads a small file and checks its digest."""
     entry = _entry(place, manifest, file)
     content = read_file(place, file, entry)

@@ -25,6 +25,17 @@ class File(pydantic.BaseModel):
     offset: int = pydantic.Field(default=0, ge=0, le=1 << 60, exclude_if=lambda offset: not offset)
 
 
+class Files:
+    """Files of a state that are not all in one directory; as text, it follows `the checkpoint`."""
+
+    def open(self, name: str) -> io.RawIOBase | io.BytesIO:
+        """Opens a file to be read in order. Its digest was checked. Raises OSError, or DamagedError."""
+        raise NotImplementedError
+
+
+type Place = AnyPath | Files
+
+
 def names_in(place: AnyPath) -> set[str]:
     """The paths of all files below a directory, relative to it."""
     if isinstance(place, BucketPath):
@@ -32,12 +43,14 @@ def names_in(place: AnyPath) -> set[str]:
     return {str(path.relative_to(place)) for path in place.rglob('*') if path.is_file()}
 
 
-def open_file(place: AnyPath, name: str, file: File, request: int = REQUEST) -> io.RawIOBase | io.BytesIO:
+def open_file(place: Place, name: str, file: File, request: int = REQUEST) -> io.RawIOBase | io.BytesIO:
     """Opens a file of a checkpoint to be read in order.
 
     Args:
         request: bytes of an object to ask for at once.
     """
+    if isinstance(place, Files):
+        return place.open(name)
     if file.pack is not None:
         return io.BytesIO(read_file(place, name, file))
     if isinstance(place, BucketPath):
@@ -45,8 +58,11 @@ def open_file(place: AnyPath, name: str, file: File, request: int = REQUEST) -> 
     return (place / name).open('rb', buffering=0)
 
 
-def read_file(place: AnyPath, name: str, file: File) -> bytes:
+def read_file(place: Place, name: str, file: File) -> bytes:
     """Reads a small file of a checkpoint. The result is shorter than its size if its pack ends early."""
+    if isinstance(place, Files):
+        with place.open(name) as stream:
+            return stream.read() or b''
     if file.pack is None:
         return (place / name).read_bytes()
     pack, size = place / file.pack, min(file.size, LARGEST_PACKED)
@@ -57,7 +73,7 @@ def read_file(place: AnyPath, name: str, file: File) -> bytes:
         return stream.read(size)
 
 
-def raise_if_unreachable(place: AnyPath, error: OSError) -> None:
+def raise_if_unreachable(place: Place, error: OSError) -> None:
     """Raises an error that says nothing about the files: a checkpoint that is out of reach is not damaged.
 
     Raises:

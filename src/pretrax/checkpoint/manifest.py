@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 import xxhash
 
-from pretrax.checkpoint.files import File, names_in, open_file, raise_if_unreachable, read_file
+from pretrax.checkpoint.files import File, Place, names_in, open_file, raise_if_unreachable, read_file
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.index import Entries, read_entries
@@ -40,12 +40,12 @@ class DamagedError(UserError):
     """A checkpoint differs from what was written."""
 
 
-def damaged(place: AnyPath, problem: str) -> DamagedError:
+def damaged(place: Place, problem: str) -> DamagedError:
     """The error for a checkpoint with a file that differs from what was written."""
     return DamagedError(f'the checkpoint {place} is damaged\n{problem}')
 
 
-def unreadable(place: AnyPath, error: OSError) -> DamagedError:
+def unreadable(place: Place, error: OSError) -> DamagedError:
     """The error for a file that cannot be read. Raises UserError or OSError as `raise_if_unreachable`."""
     raise_if_unreachable(place, error)
     if isinstance(place, pathlib.Path) and not place.is_dir():  # its run has newer ones, or somebody deleted it

@@ -11,15 +11,17 @@ the order of the array, so on the mesh that wrote them a process mostly verifies
 import collections
 import concurrent.futures
 import contextlib
+import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from pretrax.checkpoint.agreement import agree, from_process_0
+from pretrax.checkpoint.agreement import agree, broadcast, from_process_0, gather
 from pretrax.checkpoint.chunks import Chunks, Index, bounds, check_file, overlap
+from pretrax.checkpoint.files import Files, Place
 from pretrax.checkpoint.keep import has_finite_state, is_good
 from pretrax.checkpoint.manifest import (
     STATE,
@@ -35,6 +37,7 @@ from pretrax.checkpoint.manifest import (
     steps_in,
     unreadable,
 )
+from pretrax.checkpoint.memory_pieces import PiecedState
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath
 
@@ -61,11 +64,10 @@ def restore(directory: AnyPath, step: int, like: Any) -> Any:
         DamagedError: a file differs from what was written, in this process or another one.
         UserError: the arrays do not match `like`.
     """
-    return _restore(_read_agreed(directory, step), like)
+    return _restore(*_read_agreed(directory, step), like)
 
 
-def _restore(manifest: Manifest, like: Any) -> Any:
-    place = manifest.place
+def _restore(place: Place, manifest: Manifest, like: Any) -> Any:
     fields = like.keys() if isinstance(like, dict) else {name.split('.')[0] for name in manifest.arrays}
     _check_arrays(place, manifest.arrays, named_arrays(like), set(fields))
     with _together():
@@ -84,10 +86,11 @@ def _together() -> Iterator[None]:
         raise DamagedError(problem)
 
 
-def _read_agreed(directory: AnyPath, step: int) -> Manifest:
-    """Reads the manifest of a checkpoint. Raises DamagedError in all processes if one of them cannot read it."""
+def _read_agreed(directory: AnyPath, step: int) -> tuple[Place, Manifest]:
+    """Where a checkpoint is, and its manifest. Raises DamagedError in all processes if one of them cannot read it."""
     with _together():
-        return read_manifest(directory, step)
+        manifest = read_manifest(directory, step)
+        return manifest.place, manifest
 
 
 def restore_newest(
@@ -96,8 +99,9 @@ def restore_newest(
     say: Callable[[str], None],
     check: Callable[[dict[str, Any]], None] = lambda description: None,
     good: bool = False,
+    memory: Sequence[PiecedState] | None = None,
 ) -> tuple[int, Any, dict[str, Any]] | None:
-    """Restores the newest undamaged checkpoint with a finite state. Reports the checkpoints that it skips.
+    """Restores the newest undamaged checkpoint with a finite state, or a newer state in memory. Reports what it skips.
 
     Args:
         like: the state, as for `restore`.
@@ -105,6 +109,7 @@ def restore_newest(
         check: receives the description of a state before it is read; raises UserError if the state must not be used.
         good: restores only checkpoints that a rollback may return to. Otherwise, if no state is finite, the newest one
             is restored as it is.
+        memory: states that this process can reach in memory; None: in all processes, that no memory is to be used.
 
     Returns:
         Step, state and description, or None if there is no such checkpoint.
@@ -114,29 +119,31 @@ def restore_newest(
     """
     # A shared file system may show different processes different files for a while.
     steps = from_process_0('steps', lambda: steps_in(directory))
+    candidates = sorted([(step, '') for step in steps] + (_agreed(memory) if memory is not None else []))
     damaged: set[int] = set()
     not_finite: list[int] = []
 
-    def attempt(step: int, may_use: Callable[[dict[str, Any]], bool]) -> tuple[int, Any, dict[str, Any]] | None:
+    def attempt(step: int, line: str, may_use: Callable[[Any], bool]) -> tuple[int, Any, dict[str, Any]] | None:
         try:
-            manifest = _read_agreed(directory, step)
+            place, manifest = _read(memory or (), step, line) if line else _read_agreed(directory, step)
             if may_use(manifest.description):
                 check(manifest.description)
-                return step, _restore(manifest, like), manifest.description
+                return step, _restore(place, manifest, like), manifest.description
             if not has_finite_state(manifest.description):
                 not_finite.append(step)
         except DamagedError as error:
-            damaged.add(step)
+            if not line:
+                damaged.add(step)
             say('WARNING: ' + '; '.join(str(error).splitlines()))
         return None
 
-    for step in reversed(steps):
-        if restored := attempt(step, is_good if good else has_finite_state):
+    for step, line in reversed(candidates):
+        if restored := attempt(step, line, is_good if good else has_finite_state):
             if not_finite:
                 say(f'WARNING: the state of step {not_finite[0]} has non-finite values: its checkpoint is not used')
             return restored
     for step in () if good else not_finite:
-        if restored := attempt(step, lambda description: True):
+        if restored := attempt(step, '', lambda description: True):
             return restored
     if damaged:
         raise UserError(
@@ -146,12 +153,29 @@ def restore_newest(
     return None
 
 
-def _read_arrays(place: AnyPath, manifest: Manifest, like: Any) -> Any:
+def _agreed(memory: Sequence[PiecedState]) -> list[tuple[int, str]]:
+    """Step and line of the states in memory of which any process can reach a piece."""
+    texts = gather('in memory', json.dumps([(state.step, state.line) for state in memory]))
+    states = {(step, line) for text in texts for step, line in json.loads(text)}
+    return [(step, line) for step, line in json.loads(broadcast('in memory', json.dumps(sorted(states))))]
+
+
+def _read(memory: Sequence[PiecedState], step: int, line: str) -> tuple[PiecedState, Manifest]:
+    """A state in memory, and its manifest. Raises DamagedError in all processes if one cannot reach all of it."""
+    with _together():
+        state = next((state for state in memory if (state.step, state.line) == (step, line)), None)
+        if state is None:
+            raise DamagedError(f'the checkpoint of step {step} in memory is out of reach')
+        return state, state.manifest()
+
+
+def _read_arrays(place: Place, manifest: Manifest, like: Any) -> Any:
     """Reads the arrays of a checkpoint that `like` names, with its dtypes and shardings.
 
     Raises DamagedError if a file differs from what was written.
     """
-    assigned = assign_to_processes(manifest.files, jax.process_count())
+    # The digests of files in memory are checked when they are opened.
+    assigned = {} if isinstance(place, Files) else assign_to_processes(manifest.files, jax.process_count())
     mine = {file for file, number in assigned.items() if number == jax.process_index()}
     leaves, structure = named_leaves(like), jax.tree.structure(like)
     waiting: collections.deque[_Incoming] = collections.deque()
@@ -215,7 +239,7 @@ def _aligned(index: Index, dtype: Any) -> np.ndarray:
     return memory[first : first + size].view(dtype).reshape(shape)
 
 
-def _check_arrays(place: AnyPath, stored: dict[str, Array], wanted: dict[str, Array], fields: set[str]) -> None:
+def _check_arrays(place: Place, stored: dict[str, Array], wanted: dict[str, Array], fields: set[str]) -> None:
     """Raises UserError unless the stored arrays of these fields match. Other fields of the state are ignored."""
     missing = sorted(wanted.keys() - stored)
     of_fields = {name for name in stored if name.split('.')[0] in fields and not is_training_only(name)}

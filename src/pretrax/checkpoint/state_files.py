@@ -22,6 +22,7 @@ import jax
 import numpy as np
 import xxhash
 
+from pretrax.checkpoint.chunks import bounds
 from pretrax.checkpoint.files import LARGEST_PACKED, File
 from pretrax.checkpoint.manifest import STATE, named_leaves
 
@@ -36,14 +37,15 @@ _EMPTY = {dict: 'Dict', list: 'List', tuple: 'Tuple'}  # what Orbax calls contai
 type HostFile = tuple[str, np.ndarray]  # path inside the checkpoint, and its content
 
 
-def copy_to_host(state: Any, largest: int | None = None) -> list[HostFile]:
+def copy_to_host(state: Any, largest: int | None = None, *, replicas: bool = False) -> list[HostFile]:
     """Copies a state off the devices. Returns the files that this process has to write.
 
     Args:
         largest: bytes of a chunk at most; None: each shard is one chunk.
+        replicas: everything that the devices of this process hold, though other processes hold it too.
     """
     leaves = named_leaves(state)
-    shards = [(name, leaf, shard) for name, leaf in leaves for shard in leaf.addressable_shards if not shard.replica_id]
+    shards = [(name, leaf, shard) for name, leaf in leaves for shard in held_shards(leaf, replicas)]
     for _, _, shard in shards:
         shard.data.copy_to_host_async()
     chunk_shapes = {name: _chunk_shape(leaf, largest) for name, leaf in leaves}
@@ -52,9 +54,17 @@ def copy_to_host(state: Any, largest: int | None = None) -> list[HostFile]:
         for name, leaf, shard in shards
         for chunk, values in _split(leaf, shard.index, _in_host(shard.data), chunk_shapes[name])
     ]
-    if jax.process_index() == 0:
+    if jax.process_index() == 0 or replicas:
         files += [array_metadata(name, leaf.shape, chunk_shapes[name], leaf.dtype) for name, leaf in leaves]
     return files
+
+
+def held_shards(leaf: jax.Array, replicas: bool = True) -> list[Any]:
+    """The shards on the devices of this process, each once. `replicas`: also if another process has to write them."""
+    shards = {
+        bounds(shard.index, leaf.shape): shard for shard in leaf.addressable_shards if replicas or not shard.replica_id
+    }
+    return list(shards.values())
 
 
 def write_files(path: str, files: Sequence[HostFile], write: Callable[[str, memoryview], object]) -> dict[str, File]:

@@ -325,6 +325,17 @@ class Compiler(Section):
     )
 
 
+class CheckpointMemory(Section):
+    """The newest state in the memory of the machines; a launcher keeps it there while it starts processes again."""
+
+    every: CountOrZero | None = default(
+        None, 'steps between states in memory; 0: none; null: as often as it costs less than 1 % of the time'
+    )
+    copies: CountOrZero | None = default(
+        None, 'copies of them in the memory of other machines; null: 1 if there are several machines'
+    )
+
+
 class Checkpoint(Section):
     """When the training state is saved. It is always saved at the end of a run and on Ctrl-C."""
 
@@ -333,6 +344,7 @@ class Checkpoint(Section):
     keep: Count = default(3, 'number of newest checkpoints to keep')
     keep_every: CountOrZero = default(0, 'also keep every step divisible by this; 0: none')
     keep_best: CountOrZero = default(0, 'also keep this many with the lowest val_loss; 0: none')
+    memory: CheckpointMemory = default(CheckpointMemory(), 'states in the memory of machines, besides checkpoints')
 
 
 class Faults(Section):

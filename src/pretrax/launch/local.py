@@ -15,6 +15,7 @@ from pretrax.config import RunConfig
 from pretrax.errors import Report
 from pretrax.launch.elastic import Slots
 from pretrax.launch.group import Group, free_port, identity, last_lines, output_file
+from pretrax.launch.host_memory import HostMemory
 from pretrax.launch.restarts import RestartOptions
 from pretrax.launch.sizes import misfit
 from pretrax.launch.supervisor import Supervisor
@@ -55,13 +56,15 @@ def local_launch(
     """
     directory = working_directory(config.run_dir)
     slots = Slots(processes, lambda count: misfit(config, count * devices) is None)
-    trainings = Trainings(command, lambda slot: os.environ | devices_of(slot, devices))
+    memory = HostMemory()
+    trainings = Trainings(command, lambda slot: os.environ | devices_of(slot, devices) | memory.environment)
 
     def start(used: Sequence[int], label: str) -> LocalGroup:
         del label
         return LocalGroup(trainings, used, directory, standbys)
 
-    return Supervisor(config, start, slots, options, at_end=lambda code: trainings.close(), say=say)
+    at_end = lambda code: trainings.close()  # noqa: E731
+    return Supervisor(config, start, slots, options, memory=memory, at_end=at_end, say=say)
 
 
 class LocalGroup(Group):

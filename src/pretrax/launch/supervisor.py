@@ -16,6 +16,7 @@ from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, Report, syst
 from pretrax.launch.crash import Crash, StackFiles, attempt_label, write_crash_report
 from pretrax.launch.elastic import Slots
 from pretrax.launch.group import Group
+from pretrax.launch.host_memory import HostMemory
 from pretrax.launch.restarts import Outcome, RestartOptions, Restarts, newest_checkpoint, outcome
 from pretrax.observe.attempts import note
 from pretrax.observe.notices import LaunchNotices
@@ -43,6 +44,7 @@ class Supervisor:
         start: starts a process in each of these slots, and returns them in this order. The second argument is the label
             of the attempt, for crash reports. Raises OSError if they cannot be started.
         slots: places for processes: shares of this machine, or machines.
+        memory: keeps states of a run on this machine; None: no state is kept on it.
         at_end: receives the exit code, before the history of a run in a bucket is uploaded for the last time.
     """
 
@@ -53,13 +55,14 @@ class Supervisor:
         slots: Slots,
         options: RestartOptions,
         *,
+        memory: HostMemory | None = None,
         at_end: Callable[[int], None] = lambda code: None,
         say: Report = print,
     ):
         self._config, self._start, self._slots, self._say = config, start, slots, say
-        self._at_end = at_end
+        self._at_end, self._memory = at_end, memory
         self._directory = working_directory(config.run_dir)
-        self._step = 0  # of the newest checkpoint that was seen
+        self._step = 0  # of the newest checkpoint or state in memory that was seen
         self._options = options
         self._notices = LaunchNotices(config, say)
         self._restarts = Restarts(options.retries, self._newest())
@@ -72,7 +75,7 @@ class Supervisor:
         """Trains until the run is done or no attempt is left. Returns the exit code."""
         with system_errors(f'run_dir: {self._directory} cannot be written', '\ngive another directory: run_dir=PATH'):
             (self._directory / 'output').mkdir(parents=True, exist_ok=True)
-        with self._handling_signals():
+        with self._handling_signals(), self._memory or contextlib.nullcontext():
             try:
                 code = self._run_attempts()
                 self._at_end(code)
@@ -82,9 +85,16 @@ class Supervisor:
                 self._upload()
 
     def _newest(self) -> int:
-        """Step of the newest checkpoint, as far as the run directory can be read."""
-        self._step = newest_checkpoint(self._config.run_dir, otherwise=self._step)
+        """Step of the newest checkpoint or state in memory, as far as the run directory can be read."""
+        saved = newest_checkpoint(self._config.run_dir, otherwise=self._step)
+        self._step = max(saved, self._memory.newest() if self._memory else 0)
         return self._step
+
+    def _kept(self, step: int) -> str:
+        if not step:
+            return 'there is no checkpoint yet'
+        is_saved = step == newest_checkpoint(self._config.run_dir, otherwise=step)
+        return f'checkpoint {step} is complete' if is_saved else f'step {step} is in memory'
 
     def _run_attempts(self) -> int:
         attempt, lost = 1, None
@@ -116,7 +126,7 @@ class Supervisor:
             attempt += 1
             self._say(
                 f'launch: {ended.why}, after {lost - began:.0f} s; '
-                f'{f"checkpoint {ended.step} is complete" if ended.step else "there is no checkpoint yet"}; '
+                f'{self._kept(ended.step)}; '
                 f'starting again{f" in {wait:.0f} s" if wait else ""}: attempt {attempt}, {len(self._slots.used)} '
                 'processes'
             )

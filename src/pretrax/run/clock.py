@@ -100,6 +100,10 @@ class Clock:
             with contextlib.suppress(OSError):  # a full disk is reported by what is written there
                 append_record(self._directory / PAUSES, record)
 
+    def saved(self) -> None:
+        """Call it when a checkpoint is saved."""
+        self._saved = time.perf_counter()
+
     def is_time(self, minutes: float | None) -> bool:
         """Whether the last checkpoint is at least `minutes` old; False for None."""
         return minutes is not None and time.perf_counter() - self._saved >= 60 * minutes
@@ -109,8 +113,7 @@ class Clock:
         return self._productive / max(self._earlier + time.perf_counter() - self._began, self._productive, 1e-9)
 
     def description(self) -> dict[str, Any]:
-        """The part of a checkpoint's description that `rewind` needs. Call it when a checkpoint is saved."""
-        self._saved = time.perf_counter()
+        """The part of a checkpoint's description that `rewind` needs."""
         return {'productive_seconds': self.productive_seconds()}
 
     def productive_seconds(self) -> float:

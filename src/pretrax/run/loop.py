@@ -14,7 +14,7 @@ from pretrax.observe.progress import Progress
 from pretrax.run.compiled_step import LoadStep, Step, compile_step
 from pretrax.run.result import OnStep, Result
 from pretrax.run.rollback import roll_back
-from pretrax.run.saving import save, wait_until_saved
+from pretrax.run.saving import remember, save, wait_until_saved
 from pretrax.run.session import Session, open_session
 
 
@@ -100,8 +100,10 @@ class _Loop:
                     self._pause_clock(self._evaluate, number)
                 if self._is_due(run.sample.every, number):
                     self._pause_clock(self._sample, number)
-                if self._is_checkpoint_due(number) or stop:
+                if self.session.is_checkpoint_due(number) or stop:
                     self._pause_clock(self._save, number)
+                if self.session.memory.is_due(number):
+                    self._pause_clock(self._remember, number)
                 if stop:
                     break
         self.metrics.read()
@@ -109,11 +111,6 @@ class _Loop:
 
     def _is_due(self, every: int, number: int) -> bool:
         return bool(every) and (number % every == 0 or number == self.run.steps)
-
-    def _is_checkpoint_due(self, number: int) -> bool:
-        section = self.run.checkpoint
-        is_time = self.requests.save(number, self.metrics.clock.is_time(section.minutes))
-        return number == self.run.steps or self._is_due(section.every, number) or is_time
 
     def _pause_clock(self, work: Callable[[int], None], number: int) -> None:
         """Does some work while no step is computed; the clock does not count it."""
@@ -134,12 +131,13 @@ class _Loop:
     def _save(self, number: int) -> None:
         self.metrics.flush()
         is_evaluated = self.validation.get('step') == number
-        description = {
-            'val_loss': self.validation.get('val_loss') if is_evaluated else None,
-            'rollbacks': self.rollbacks,
-            **self.metrics.description(),
-        }
+        loss = self.validation.get('val_loss') if is_evaluated else None
+        description = {'val_loss': loss, 'rollbacks': self.rollbacks, **self.metrics.description()}
         save(self.run, self.checkpoints, number, self.state, description, self.report)
+
+    def _remember(self, number: int) -> None:
+        description = {'rollbacks': self.rollbacks, **self.metrics.description()}
+        remember(self.run, self.session.memory, number, self.state, description)
 
     def _roll_back(self) -> None:
         """Returns to the last good checkpoint and skips the data since. Raises UserError after too many rollbacks."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from pretrax.checkpoint import DamagedError, read_description, steps_in
+from pretrax.checkpoint import DamagedError, memory_directory, newest_description, read_description, steps_in
 from pretrax.checkpoint.agreement import from_process_0
 from pretrax.config import RunConfig, diff, from_manifest, may_change_on_resume, registry
 from pretrax.config.batch import same_until
@@ -179,15 +179,18 @@ def check_same_data(
 
 
 def _newest_description(run_dir: AnyPath) -> dict[str, Any] | None:
-    """The description of the newest checkpoint that has a readable one; `batch`: the number of the next batch.
+    """The description of the newest checkpoint or piece in memory; `batch`: the number of the next batch.
 
     With several processes, process 0 looks for it: a bucket or a shared disk would answer all others the same.
     """
 
     def find() -> dict[str, Any] | None:
+        in_memory, held = newest_description(memory_directory()) or (0, None)
         for step in reversed(steps_in(run_dir / 'checkpoints')):
+            if step < in_memory:
+                break
             with contextlib.suppress(DamagedError):  # `restore_newest` reports it
                 return {'batch': step, **read_description(run_dir / 'checkpoints', step)}
-        return None
+        return held
 
     return from_process_0('checkpoints', find)

@@ -43,6 +43,7 @@ def roll_back(session: Session, state: TrainState, skipped: int, rollbacks: int)
         f'WARNING: {skipped} steps in a row were skipped: rolling back to step {step}, continuing with batch '
         f'{next_batch}'
     )
+    session.memory.roll_back_to(step)
     try:
         checkpoints.roll_back_to(step)
     except SaveError as error:

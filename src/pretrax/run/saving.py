@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrax import __version__
-from pretrax.checkpoint import Checkpoints, Keep, SaveError
+from pretrax.checkpoint import Checkpoints, Keep, Memory, SaveError
 from pretrax.config.schema import Checkpoint
 from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.run.setup import Run
@@ -44,7 +44,22 @@ def save(
     is_finite = bool(_all_finite(state.weights, state.optimizer))
     if not is_finite:
         report(f'WARNING: the weights or the optimizer state of step {step} have non-finite values')
-    whole = {
+    whole = _described(run, state) | {'finite_state': is_finite} | description
+    for write in (checkpoints.wait, lambda: checkpoints.save(step, by_weight(state._replace(constants=None)), whole)):
+        try:
+            write()
+        except SaveError as error:
+            report(f'WARNING: {error}. Training continues, and tries again at the next checkpoint')
+
+
+def remember(run: Run, memory: Memory, step: int, state: TrainState, description: dict[str, Any]) -> None:
+    """Starts to keep a state in memory, in the background, described as a checkpoint is."""
+    is_finite = _all_finite(state.weights, state.optimizer)
+    memory.save(step, by_weight(state._replace(constants=None)), _described(run, state) | description, is_finite)
+
+
+def _described(run: Run, state: TrainState) -> dict[str, Any]:
+    return {
         'pretrax': __version__,
         'jax': jax.__version__,
         'config': run.written,
@@ -53,15 +68,8 @@ def save(
         'tokenizer': run.source.tokenizer_sha256,
         'begin_of_text': run.source.tokenizer_begin,
         'vocab_size': run.recipe.model.vocab_size,
-        'finite_state': is_finite,
         **(run.teaching.description if run.teaching else {}),
-        **description,
     }
-    for write in (checkpoints.wait, lambda: checkpoints.save(step, by_weight(state._replace(constants=None)), whole)):
-        try:
-            write()
-        except SaveError as error:
-            report(f'WARNING: {error}. Training continues, and tries again at the next checkpoint')
 
 
 @jax.jit

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import jax
 
-from pretrax.checkpoint import Checkpoints
+from pretrax.checkpoint import Checkpoints, Memory, memory_directory
 from pretrax.config import RunConfig, resolved_yaml
 from pretrax.errors import Report
 from pretrax.observe.profile import profiled
@@ -21,6 +21,7 @@ from pretrax.run.saving import open_checkpoints
 from pretrax.run.setup import Run, prepare_and_report
 from pretrax.run.start import Start, restore_or_start
 from pretrax.run.start_check import check_start
+from pretrax.run.startup import StartupLine
 from pretrax.run.step_metrics import StepMetrics, open_log
 from pretrax.run.validation import Evaluation
 from pretrax.run.watch import Requests, Watchdog
@@ -33,12 +34,19 @@ class Session:
     run: Run
     directory: RunDirectory
     checkpoints: Checkpoints
+    memory: Memory
     start: Start  # the state to train from
     metrics: StepMetrics
     requests: Requests
     watchdog: Watchdog
     evaluation: Evaluation | None  # None: there is nothing to evaluate
     report: Report
+
+    def is_checkpoint_due(self, number: int) -> bool:
+        """Whether to save a checkpoint after a step: at the end, and as the configuration or a signal says."""
+        every, minutes = self.run.checkpoint.every, self.run.checkpoint.minutes
+        is_time = self.requests.save(number, self.metrics.clock.is_time(minutes))
+        return number == self.run.steps or bool(every and number % every == 0) or is_time
 
     def traced(self, step: Step) -> contextlib.AbstractContextManager[Step]:
         """The step, with traces of the calls that `log.profile` and `log.profile_on_slow` choose."""
@@ -60,11 +68,14 @@ def open_session(config: RunConfig, allow_changes: bool, verbose: bool, progress
             check_unchanged(config, allow_changes, report)
             run, startup = prepare_and_report(config, report, verbose)
             checkpoints = open_checkpoints(config.checkpoint, config.run_dir, directory)
+            memory = Memory(memory_directory(), config.checkpoint.memory.every, report)
             requests = Requests(config.faults.time_limit_minutes)
-            with jax.set_mesh(run.mesh), checkpoints, contextlib.closing(progress), requests.listening():
+            with jax.set_mesh(run.mesh), checkpoints, memory, contextlib.closing(progress), requests.listening():
                 start = restore_or_start(run, checkpoints.directory, allow_changes, report)
                 check_behavior(run, start.state)
                 checkpoints.continue_from(start.step)
+                kept = memory.begin(start.step, start.state._replace(constants=None), start.description)
+                startup.add(StartupLine('state in memory', kept))
                 if is_first_process():
                     (directory.local / 'config.yaml').write_text(resolved_yaml(config))
                     startup.write(directory.local)
@@ -74,6 +85,7 @@ def open_session(config: RunConfig, allow_changes: bool, verbose: bool, progress
                         run=run,
                         directory=directory,
                         checkpoints=checkpoints,
+                        memory=memory,
                         start=start,
                         metrics=StepMetrics(run, start, clock, log, progress, report),
                         requests=requests,

@@ -3,14 +3,20 @@
 import dataclasses
 from typing import Any
 
-from pretrax.checkpoint import restore_newest
+import jax
+
+from pretrax.checkpoint import memory_directory, pieces_in, restore_newest, states_of
 from pretrax.config import feature
 from pretrax.errors import Report
 from pretrax.run.resume import check_same_data
 from pretrax.run.setup import Run
 from pretrax.storage import AnyPath
+from pretrax.storage.locate import working_directory
+from pretrax.system.line_files import parse_lines
 from pretrax.train.state import at_owners, by_weight, init_state
 from pretrax.train.step import TrainState
+
+_TAIL = 1 << 16  # bytes of metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +43,28 @@ def restore_or_start(run: Run, checkpoints: AnyPath, allow_changes: bool, report
 
     constants = run.teaching.begin(run, report) if run.teaching else None
     like = run.like._replace(constants=None)
-    restored = restore_newest(checkpoints, by_weight(like), report, check)
+    states = states_of(pieces_in(memory_directory()), jax.process_index())
+    restored = restore_newest(checkpoints, by_weight(like), report, check, memory=states)
     if restored is None:
         return Start(initial_state(run, report)._replace(constants=constants))
     step, state, description = restored
     state = at_owners(state, like)._replace(constants=constants)
-    report(f'resuming from step {step}, checkpoint {checkpoints / str(step)}')
+    where = description.get('where') or f'checkpoint {checkpoints / str(step)}'
+    report(f'resuming from step {step}, {where}{_lost(run, step)}')
     return Start(state, step, description)
+
+
+def _lost(run: Run, step: int) -> str:
+    """How many steps after this one were trained before, as far as `metrics.jsonl` tells; '': none."""
+    path = working_directory(run.run_dir) / 'metrics.jsonl'
+    if not path.is_file():
+        return ''
+    with path.open('rb') as file:
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        records = parse_lines(file.read().rpartition(b'\n')[0])
+    steps = [record['step'] for record in records if isinstance(record, dict) and type(record.get('step')) is int]
+    lost = max(steps, default=step) - step
+    return f'; {lost} later step{"s are" if lost > 1 else " is"} lost' if lost > 0 else ''
 
 
 def initial_state(run: Run, report: Report) -> TrainState:

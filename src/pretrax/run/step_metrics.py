@@ -159,7 +159,7 @@ class StepMetrics:
             record_program(self._run, step, self._report)
 
     def description(self) -> dict[str, Any]:
-        """The part of a checkpoint's description that `rewind` and a resumed run need. Call it when one is saved."""
+        """The part of a checkpoint's description that `rewind` and a resumed run need."""
         return {
             'tokens': self.tokens,
             'skipped_in_a_row': self.skipped_in_a_row,
@@ -183,6 +183,7 @@ class StepMetrics:
 
     def flush(self) -> None:
         """Makes the trackers keep the metrics so far. Call it when a checkpoint is saved."""
+        self.clock.saved()
         if self._log is not None:
             self._log.flush()
 
