@@ -3,12 +3,12 @@
     uv run python benchmarks/kills.py                       # 500 kills, hours
     uv run python benchmarks/kills.py muon fp16 --kills 20  # some features, 20 kills in all
 
-For each feature of `FEATURES`, a small run trains in two processes under `pretrax launch local`. SIGKILL ends one
-process, another one while the run starts again, all processes, or a standby; the moments come from the seed. After
-each kill it waits until the run has logged a step that it had not logged before, and counts the steps that were
-trained again. In the end, an undisturbed run of the same length has to have the same loss in every step: the exit
-code is 1 if one differs, or if a run does not recover. `--minutes` ends the campaign early, with the kills that it
-had time for.
+For each feature of `FEATURES`, a small run trains in two processes, or `--processes`, under `pretrax launch local`.
+SIGKILL ends one process, another one while the run starts again, all processes, or a standby; the moments come from
+the seed. After each kill it waits until the run has logged a step that it had not logged before, and counts the steps
+that were trained again. In the end, an undisturbed run of the same length has to have the same loss in every step:
+the exit code is 1 if one differs, or if a run does not recover. `--minutes` ends the campaign early, with the kills
+that it had time for.
 """
 
 import argparse
@@ -53,14 +53,14 @@ def values(feature: str, directory: Path) -> dict[str, Any]:
     base: dict[str, Any] = {
         'name': 'kills', 'steps': STEPS, 'model': LLAMA, 'data': {'name': 'synthetic', 'vocab_size': 96},
         'batch': {'tokens': 512, 'sequence_length': 64}, 'optimizer': {}, 'schedule': {'name': 'constant', 'warmup': 2},
-        'precision': {'compute': 'f32'}, 'checkpoint': {'every': 50}, 'log': {'every': 1, 'report': False},
-        'eval': {'every': 0}, 'faults': {'heartbeat_seconds': 5},
+        'precision': {'compute': 'f32'}, 'checkpoint': {'every': 50, 'memory': {'every': 1}},
+        'log': {'every': 1, 'report': False}, 'eval': {'every': 0}, 'faults': {'heartbeat_seconds': 5},
     }  # fmt: skip
     changes = json.loads(json.dumps(FEATURES[feature]).replace('DIRECTORY', str(directory)))
     return base | changes | {'optimizer': {'learning_rate': 1e-3} | changes.get('optimizer', {})}
 
 
-def prepared(feature: str, name: str, directory: Path, seed: int) -> Soak:
+def prepared(feature: str, name: str, directory: Path, processes: int, seed: int) -> Soak:
     """A run that has not been started."""
     place = directory / name
     place.mkdir(parents=True)
@@ -73,7 +73,7 @@ def prepared(feature: str, name: str, directory: Path, seed: int) -> Soak:
         'XDG_CACHE_HOME': str(directory / 'cache'),
     }  # fmt: skip
     kinds = [kind for kind, times in KINDS.items() for _ in range(times)]
-    options = argparse.Namespace(processes=2, kinds=kinds)
+    options = argparse.Namespace(processes=processes, kinds=kinds)
     return Soak(place / 'run', place / 'run', place, options, random.Random(f'{feature} {seed}'), None, environment)
 
 
@@ -105,14 +105,15 @@ def undisturbed(soak: Soak, steps: int) -> dict[int, float]:
     return losses(soak.run_dir)
 
 
-def campaign(feature: str, kills: int, end: float, directory: Path, seed: int) -> dict[str, Any]:
+def campaign(feature: str, kills: int, end: float, directory: Path, processes: int, seed: int) -> dict[str, Any]:
     """Kills a run of a feature. Returns what happened to it, for the table."""
-    soak = prepared(feature, 'disturbed', directory, seed)
+    soak = prepared(feature, 'disturbed', directory, processes, seed)
     injected = disturbed(soak, kills, end)
     found = losses(soak.run_dir)
-    expected = undisturbed(prepared(feature, 'undisturbed', directory, seed), max(found, default=1))
+    expected = undisturbed(prepared(feature, 'undisturbed', directory, processes, seed), max(found, default=1))
     result = {
         'feature': feature,
+        'processes': processes,
         'kills': collections.Counter(kill.kind for kill in injected),
         'survived': sum(kill.recovered is not None for kill in injected),
         'starts_of_the_launcher': soak.starts,
@@ -131,7 +132,7 @@ def table(result: dict[str, Any]) -> str:
         f'# Kills, {result["date"]}', '',
         f'`{result["command"]}` on {result["cores"]} cores of {result["processor"]}.',
         f'Programs in the queue of the cores, averaged over the last minutes: {result["load"]}.',
-        'A kill ends a process of two, a further one while the run starts again, all, or a standby.',
+        'A kill ends one process, a further one while the run starts again, all processes, or a standby.',
         '`different` counts the steps whose loss is not, bit for bit, that of the undisturbed run.', '',
         '| feature | kills | survived | steps | different | steps lost: median, most | seconds until a new step |',
         '|---|---|---|---|---|---|---|',
@@ -151,6 +152,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument('features', nargs='*', choices=[[], *FEATURES], help='default: all')
     parser.add_argument('--kills', type=int, default=500, help='in all')
+    parser.add_argument('--processes', type=int, default=2)
     parser.add_argument('--minutes', type=float, default=float('inf'), help='after which no further kill is made')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--out', type=Path, default=Path(__file__).parent / 'results')
@@ -162,9 +164,9 @@ def main() -> int:
         left = 60 * asked.minutes - (time.monotonic() - began)
         end = time.monotonic() + left / (len(features) - number)
         with tempfile.TemporaryDirectory(prefix='kills-') as directory:
-            rows.append(campaign(feature, kills, end, Path(directory), asked.seed))
+            rows.append(campaign(feature, kills, end, Path(directory), asked.processes, asked.seed))
     result = circumstances() | {'load': round(os.getloadavg()[2], 1), 'features': rows}
-    write_result(result, table, asked.out, 'kills')
+    write_result(result, table, asked.out, f'kills-{asked.processes}-processes')
     return any(row['different'] or row['survived'] < sum(row['kills'].values()) for row in rows)
 
 
