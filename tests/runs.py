@@ -74,7 +74,7 @@ def lines_of(values, key='loss'):
 
 def without_clock(line):
     clocked = ('tokens_per_second', 'mfu', 'mfu_full', 'goodput', 'time')
-    return {key: value for key, value in line.items() if key not in clocked}
+    return {key: value for key, value in line.items() if key not in clocked and not key.startswith('seconds/')}
 
 
 def write_yaml(values, path):

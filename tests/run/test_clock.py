@@ -1,10 +1,13 @@
-"""The clock: checkpoints by minutes, and goodput."""
+"""The clock: checkpoints by minutes, and what the time of a run was spent on."""
 
 import dataclasses
 import json
+import os
 import statistics
+import threading
 import time
 import types
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -13,13 +16,19 @@ from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import read_description, steps_in
 from pretrax.observe import attempts
 from pretrax.observe.attempts import note, read_attempts
+from pretrax.observe.goodput import goodput
 from pretrax.observe.metrics import read_metrics
 from pretrax.run import clock as clock_module
 from pretrax.run.clock import Clock
 from pretrax.run.loop import train
 from pretrax.run.measure import seconds_of_steps
+from pretrax.run.step_metrics import StepMetrics
 from pretrax.view.record.run_record import read_run
-from runs import BIGRAM, Quiet, lines_of
+from runs import BIGRAM, At, Quiet, lines_of
+
+
+class Killed(BaseException):
+    """Ends a run at once."""
 
 
 def test_checkpoints_are_also_saved_by_minutes(small):
@@ -52,12 +61,63 @@ def test_a_clock_that_was_set_back_keeps_goodput_between_0_and_1(tmp_path, monke
     now = time.time() + 3600
     for seconds, event in ((0, 'began'), (100, 'stepped')):
         monkeypatch.setattr(attempts.time, 'time', lambda seconds=seconds: now + seconds)
-        note(tmp_path, event, step=0)
+        note(tmp_path, event, step=0, compile=0.0)
     monkeypatch.undo()
-    clock = Clock(tmp_path, writes=True, step=3, description={'productive_seconds': 50.0})
-    assert clock.goodput() == pytest.approx(0.5, rel=0.01)
-    clock.rewind({'productive_seconds': 500.0})
-    assert clock.goodput() == 1.0
+    for kept, expected in (50.0, 0.5), (500.0, 0.5):  # no more than there was
+        clock = Clock(tmp_path, writes=True, step=3, description={'productive_seconds': kept})
+        assert goodput(clock.seconds()) == pytest.approx(expected, rel=0.01)
+
+
+def test_the_causes_of_two_attempts_are_all_of_the_time_in_metrics_and_report(small):
+    """The first attempt began 100 s before it did, was alive for 2 s more, and is killed after step 5."""
+    values = small | {'checkpoint': {'every': 3}, 'eval': {'every': 3}}
+    run, began = Path(small['run_dir']), time.time()
+
+    def kill():
+        raise Killed
+
+    with pytest.raises(Killed):
+        pretrain(config_from_values(values), progress=At(5, kill))
+    killed = time.time()
+    for path in run / 'attempts.jsonl', run / 'pauses.jsonl':
+        records = [json.loads(line) for line in path.read_text().splitlines() if '"failed"' not in line]
+        path.write_text(''.join(json.dumps(one | {'time': one['time'] - 100}) + '\n' for one in records))
+    os.utime(run / 'attempts.jsonl', (killed, killed - 98))
+    pretrain(config_from_values(values), progress=Quiet())
+    seconds = 100 + time.time() - began
+    last = lines_of(small, 'goodput')[-1]
+    causes = {key.removeprefix('seconds/'): n for key, n in last.items() if key.startswith('seconds/')}
+    assert seconds - (time.time() - killed) < sum(causes.values()) < seconds
+    assert last['goodput'] == pytest.approx(causes['kept'] / sum(causes.values()), abs=1e-4)
+    assert 2 < causes['lost'] < 2 + killed - began
+    assert 97 < causes['scheduling'] < 98 + time.time() - killed
+    assert {'kept', 'compile', 'checkpoint', 'restore', 'startup', 'evaluation'} <= causes.keys()
+    shown = read_run(run).seconds
+    assert sum(causes.values()) < sum(shown.values()) < seconds
+    for cause in 'lost', 'scheduling', 'restore', 'startup', 'compile':
+        assert shown[cause] == pytest.approx(causes[cause], abs=0.05), cause
+
+
+def test_a_wait_for_a_batch_is_counted_from_when_the_device_has_nothing_to_do(tmp_path):
+    clock = Clock(tmp_path, writes=True, step=0, description={})
+    clock.start(0)
+    metrics = StepMetrics.__new__(StepMetrics)
+    metrics.clock = clock
+    device, batch = Device(host=0.0, dispatch=lambda step: 'nothing'), Future()
+    metrics._pending = 1, device.step({'loss': 1.0})
+    timer = threading.Timer(0.1, batch.set_result, [None])
+    timer.start()
+    with metrics.waiting(batch):  # the device is busy until after the batch is there
+        pass
+    timer.join()
+    assert (clock.done, device.is_busy()) == (0, True)
+    device.now += 2.0
+    batch = Future()
+    with metrics.waiting(batch):
+        time.sleep(0.05)
+    assert clock.done == 1
+    clock.stepped(1, pytest.fail)
+    assert 0.05 <= clock.seconds()['data'] < 0.1
 
 
 def test_torn_and_foreign_events_do_not_prevent_a_start(small):
@@ -79,7 +139,7 @@ def test_pauses_are_written_with_their_work_and_time(small):
     seconds = time.time() - began
     pauses = [json.loads(line) for line in (Path(small['run_dir']) / 'pauses.jsonl').read_text().splitlines()]
     work = [(pause['step'], pause['work']) for pause in pauses]
-    assert work == [(2, 'evaluate'), (3, 'save'), (4, 'evaluate'), (6, 'evaluate'), (6, 'save')]
+    assert work == [(2, 'evaluate'), (3, 'save'), (4, 'evaluate'), (6, 'evaluate'), (6, 'save'), (6, 'finish')]
     assert all(began <= pause['time'] <= began + seconds for pause in pauses)
     assert 0 < sum(pause['seconds'] for pause in pauses) < seconds
 
@@ -114,6 +174,9 @@ class Device:
         before, self.free = self.free, max(self.now, self.free) + 1.0
         self.now = max(self.now, {'nothing': 0, 'before': before, 'itself': self.free}[self.dispatch(self.steps)])
         return {name: Later(self, self.free, float(value)) for name, value in metrics.items()}
+
+    def is_busy(self):
+        return self.now < self.free
 
 
 @dataclasses.dataclass

@@ -10,36 +10,45 @@ attempts to train that these describe.
 A launcher writes "started", with the process ids or the names of machines, and "ended"; inside a Slurm job also
 "allocated", with its nodes and the newest checkpoint, and "released", with its exit code. The training writes "began"
 with its first step, "stepped" after that step, and at its end "finished", "stopped" or "failed" with its last step.
-`time` is in seconds since 1970; `lost` is the time at which the previous attempt was lost.
+`time` is in seconds since 1970; `lost` is the time at which the previous attempt was lost. `alive` is the time at which
+the file was last written or touched before: the training touches it every second in which a step ends.
 """
 
+import contextlib
 import dataclasses
+import os
 import pathlib
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pretrax.storage import AnyPath
-from pretrax.storage.parts import open_joined
-from pretrax.system.line_files import append_record, read_lines
+from pretrax.storage.parts import read_records
+from pretrax.system.line_files import append_record
 
 FILE = 'attempts.jsonl'
 RUNNING, FINISHED, STOPPED, FAILED, LOST = 'running', 'finished', 'stopped', 'failed', 'lost'
 type State = Literal['running', 'finished', 'stopped', 'failed', 'lost']
 
 
-def note(directory: pathlib.Path, event: str, **what: Any) -> None:
-    """Appends an event. Raises OSError."""
-    append_record(directory / FILE, {'time': time.time(), 'event': event, **what})
+def note(directory: pathlib.Path, event: str, **what: Any) -> dict[str, Any]:
+    """Appends an event, and returns it. Raises OSError."""
+    path = directory / FILE
+    alive = {'alive': round(path.stat().st_mtime, 3)} if path.exists() else {}
+    record = {'time': time.time(), 'event': event, **what, **alive}
+    append_record(path, record)
+    return record
+
+
+def touch(directory: pathlib.Path) -> None:
+    """Says that the training is alive, to whoever appends the next event."""
+    with contextlib.suppress(OSError):
+        os.utime(directory / FILE)
 
 
 def read_attempts(directory: AnyPath) -> list[dict[str, Any]]:
     """All events, oldest first; none if the run has not begun. Lines that are not events are skipped."""
-    try:
-        with open_joined(directory / FILE) as lines:
-            return [line.record for line in read_lines(lines, is_event) if line.record is not None]
-    except FileNotFoundError:
-        return []
+    return read_records(directory / FILE, is_event)
 
 
 def is_event(record: dict[str, Any]) -> bool:

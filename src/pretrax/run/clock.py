@@ -1,4 +1,4 @@
-"""The speed of steps, and goodput: the share of a run's time that was spent on steps that were kept.
+"""The speed of steps, and what the time of a run was spent on.
 
 The host dispatches steps ahead of the device and reads them late, so the time between two reads is not that of a step:
 a step may have ended long before it is read. The clock therefore counts from one moment at which the number of finished
@@ -6,18 +6,18 @@ steps was known to the next one.
 """
 
 import contextlib
-import itertools
 import pathlib
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pretrax.errors import Report
-from pretrax.observe.attempts import note, read_attempts
+from pretrax.observe.attempts import note, read_attempts, touch
+from pretrax.observe.goodput import PAUSES, divide, read_pauses
 from pretrax.system.line_files import append_record
 from pretrax.system.standby import tell_stepped
 
-PAUSES = 'pauses.jsonl'  # {"time", "step", "work", "seconds"} of each piece of work between steps
+_OFTEN = 1.0  # seconds between two signs of life, and waits for data that are written together
 
 
 class Clock:
@@ -26,47 +26,73 @@ class Clock:
     Args:
         writes: whether this process writes to `attempts.jsonl` there.
         description: the description of the checkpoint of that step; {}: none.
+        age: seconds since the preparation of the training began.
+        restore: seconds of them in which the state was restored.
 
     Attributes:
         interruptions: how often something was done between steps: a pause, or layer statistics.
         done: the number of steps that the device is known to have computed.
     """
 
-    def __init__(self, directory: pathlib.Path, writes: bool, step: int, description: dict[str, Any]):
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        writes: bool,
+        step: int,
+        description: dict[str, Any],
+        *,
+        age: float = 0.0,
+        restore: float = 0.0,
+    ):
         events = read_attempts(directory)
-        self._began, self._earlier = time.perf_counter(), _seconds_since_the_first(events)
+        self._division = divide(events, read_pauses(directory) if writes else [])
         self._lost = events[-1].get('lost') if events else None
         self._directory = directory if writes else None
         self.interruptions = 0
-        self.start(step)
+        self._began = self._saved = self._touched = time.perf_counter()
+        self._epoch = time.time() - self._began  # of the clock that is not set back
         self._speed = 0.0  # steps per second of the newest lap
         self._is_first, self._newest = True, step  # whether no step is done, and the newest one that is
-        self._note('began', step)
-        self._saved = time.perf_counter()
-        self.rewind(description)
+        self._paused = self._waited = 0.0  # seconds of pauses, and of waits for data that are not written yet
+        kept = description.get('productive_seconds', 0.0)
+        self._note('began', step=step, age=round(age, 3), restore=round(restore, 3), kept=round(kept, 3))
+        self.start(step)
 
     def stepped(self, step: int, report: Report) -> None:
         """Call it after every step. The first call reports how long the run was interrupted, if it was."""
-        self._newest = step
+        self._newest, now = step, time.perf_counter()
         if not self._is_first:
+            if self._directory is not None and now - self._touched >= _OFTEN:
+                touch(self._directory)
+                self._touched = now
             return
-        self._is_first = False
+        self._is_first, self._touched = False, now
         tell_stepped()
         try:
-            self._note('stepped', step)
+            self._note('stepped', step=step, compile=round(self._compiled - self._began, 3))
         except OSError as error:
             report(f'WARNING: cannot write to {self._directory}: {error.strerror}. Training continues')
         if self._directory is not None and self._lost is not None:
             report(f'training again, {max(0.0, time.time() - self._lost):.1f} s after the loss')
 
-    def _note(self, event: str, step: int) -> None:
-        if self._directory is not None:
-            note(self._directory, event, step=step)
+    def _note(self, event: str, **what: Any) -> None:
+        record = {'event': event, **what, 'time': self._now()}
+        try:
+            if self._directory is not None:
+                record = note(self._directory, event, **what) | {'time': self._now()}
+        finally:
+            self._division.event(record)
+
+    def _now(self) -> float:
+        """Seconds since 1970, by a clock that is not set back."""
+        return self._epoch + time.perf_counter()
 
     def start(self, step: int) -> None:
-        """Starts the first lap, after `step`."""
+        """Starts the first lap, after `step`. The step is compiled."""
         self._step = self.done = step
         self._since = self._done_at = time.perf_counter()
+        if self._is_first:
+            self._compiled = self._since
 
     def ended(self, step: int) -> None:
         """Call it when the device is known to have computed `step`, and the next step has hardly begun."""
@@ -80,9 +106,7 @@ class Clock:
             Its steps per second; if no step has ended since the last lap, those of the last lap.
         """
         if self.done > self._step:
-            seconds = self._done_at - self._since
-            self._speed = (self.done - self._step) / seconds
-            self._productive += seconds
+            self._speed = (self.done - self._step) / (self._done_at - self._since)
             self._step, self._since = self.done, self._done_at
         return self._speed
 
@@ -95,8 +119,28 @@ class Clock:
         seconds = time.perf_counter() - began
         self._since += seconds
         self._done_at += seconds
+        self._paused += seconds
+        self._division.pause(work.strip('_'), seconds)
+        self._write_pause(now, step, work.strip('_'), seconds)
+
+    @contextlib.contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        """Time inside this context, in which the device has nothing to do, is a wait for data. It counts in the speed.
+
+        `pauses.jsonl` lists waits together, when they are a second long.
+        """
+        began = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - began
+        self._waited += seconds
+        self._division.pause('data', seconds)
+        if self._waited >= _OFTEN:
+            self._write_pause(time.time() - self._waited, self._newest, 'data', self._waited)
+            self._waited = 0.0
+
+    def _write_pause(self, began: float, step: int, work: str, seconds: float) -> None:
+        record = {'time': began, 'step': step, 'work': work, 'seconds': seconds}
         if self._directory is not None:
-            record = {'time': now, 'step': step, 'work': work.strip('_'), 'seconds': seconds}
             with contextlib.suppress(OSError):  # a full disk is reported by what is written there
                 append_record(self._directory / PAUSES, record)
 
@@ -108,9 +152,9 @@ class Clock:
         """Whether the last checkpoint is at least `minutes` old; False for None."""
         return minutes is not None and time.perf_counter() - self._saved >= 60 * minutes
 
-    def goodput(self) -> float:
-        """Seconds of steps that were kept, over all seconds since the run first began; between 0 and 1."""
-        return self._productive / max(self._earlier + time.perf_counter() - self._began, self._productive, 1e-9)
+    def seconds(self) -> dict[str, float]:
+        """All seconds since the run first began, by cause: `observe.goodput.CAUSES`."""
+        return self._division.at(self._now())
 
     def description(self) -> dict[str, Any]:
         """The part of a checkpoint's description that `rewind` needs."""
@@ -118,30 +162,19 @@ class Clock:
 
     def productive_seconds(self) -> float:
         """Seconds of steps so far. It goes back with a rollback."""
-        return self._productive + time.perf_counter() - self._since
+        return self.seconds()['kept']
 
     def seconds_of_done(self) -> float:
-        """Seconds of the steps that are done, as `productive_seconds`."""
-        return self._productive + self._done_at - self._since
-
-    def rewind(self, description: dict[str, Any]) -> None:
-        """Returns to the time of a checkpoint: work since then is lost."""
-        self._productive = description.get('productive_seconds', 0.0)
+        """Seconds of the steps that are done, without those of pauses, since a moment that stays the same."""
+        return self._done_at - self._paused
 
     def rolled_back(self, step: int, description: dict[str, Any]) -> None:
-        """Returns to the time of the checkpoint of `step`, from the newest one."""
-        self.rewind(description)
-        if self._directory is not None:
-            with contextlib.suppress(OSError):
-                note(self._directory, 'rolled back', step=step, from_step=self._newest)
+        """Returns to the time of the checkpoint of `step`, from the newest one: the steps since then are lost."""
+        lost = self.productive_seconds() - description.get('productive_seconds', 0.0)
+        with contextlib.suppress(OSError):
+            self._note('rolled back', step=step, from_step=self._newest, lost=round(lost, 3))
 
 
 def is_done(metrics: Mapping[str, Any]) -> bool:
     """Whether the device has computed a step, from its metrics. Does not wait."""
     return next(iter(metrics.values())).is_ready()
-
-
-def _seconds_since_the_first(events: list[dict[str, Any]]) -> float:
-    """Seconds from the first event until now, without times in which the clock was set back between two events."""
-    times = [event['time'] for event in events] + [time.time()]
-    return sum(max(0.0, later - earlier) for earlier, later in itertools.pairwise(times))

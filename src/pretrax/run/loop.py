@@ -14,7 +14,7 @@ from pretrax.observe.progress import Progress
 from pretrax.run.compiled_step import LoadStep, Step, compile_step
 from pretrax.run.result import OnStep, Result
 from pretrax.run.rollback import roll_back
-from pretrax.run.saving import remember, save, wait_until_saved
+from pretrax.run.saving import remember, save
 from pretrax.run.session import Session, open_session
 
 
@@ -70,7 +70,7 @@ class _Loop:
         with self.watchdog, self.session.traced(step) as traced:
             while not self._train(traced):
                 self._roll_back()
-            wait_until_saved(self.checkpoints, int(self.state.step), self.report)
+            self.session.finish(int(self.state.step))
 
     def _compile(self, number: int, load: LoadStep | None = None) -> None:
         """Compiles the step that follows step `number`, for batches of the size of its batch."""
@@ -84,7 +84,7 @@ class _Loop:
         most_skipped = run.faults.rollback_after or math.inf
         self.metrics.clock.start(first)
         numbers = range(first_batch, first_batch + run.steps - first)
-        with contextlib.closing(run.batches(numbers, self.report)) as batches:
+        with contextlib.closing(run.batches(numbers, self.report, self.metrics.waiting)) as batches:
             for number, (index, batch) in enumerate(zip(numbers, batches, strict=True), first + 1):
                 if self.compiled.run is not run.at(index):
                     self._pause_clock(self._compile, number - 1)

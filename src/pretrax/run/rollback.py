@@ -36,9 +36,10 @@ def roll_back(session: Session, state: TrainState, skipped: int, rollbacks: int)
     constants, state = state.constants, state._replace(constants=None)
     jax.tree.map(lambda x: x.delete(), state)  # frees the memory that the restored state needs
     like = run.like._replace(constants=None)
-    good = restore_newest(checkpoints.directory, by_weight(like), report, good=True)
-    step, restored, description = good or (0, initial_state(run, report), {})
-    restored = at_owners(restored, like) if good else restored
+    with session.metrics.clock.paused('restore', int(next_batch)):
+        good = restore_newest(checkpoints.directory, by_weight(like), report, good=True)
+        step, restored, description = good or (0, initial_state(run, report), {})
+        restored = at_owners(restored, like) if good else restored
     report(
         f'WARNING: {skipped} steps in a row were skipped: rolling back to step {step}, continuing with batch '
         f'{next_batch}'

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Iterator
 
 import jax
@@ -17,7 +18,7 @@ from pretrax.run.contracts import check_behavior, keeping_traceback
 from pretrax.run.directory import RunDirectory, open_directory
 from pretrax.run.processes import exiting_on_error, is_first_process, join_processes
 from pretrax.run.resume import check_unchanged, writable
-from pretrax.run.saving import open_checkpoints
+from pretrax.run.saving import open_checkpoints, wait_until_saved
 from pretrax.run.setup import Run, prepare_and_report
 from pretrax.run.start import Start, restore_or_start
 from pretrax.run.start_check import check_start
@@ -52,10 +53,16 @@ class Session:
         """The step, with traces of the calls that `log.profile` and `log.profile_on_slow` choose."""
         return profiled(step, self.run.log, self.directory.local, self.report, self.metrics)
 
+    def finish(self, step: int) -> None:
+        """Waits until the state of the last step is saved. Raises as `wait_until_saved`."""
+        with self.metrics.clock.paused('finish', step):
+            wait_until_saved(self.checkpoints, step, self.report)
+
 
 @contextlib.contextmanager
 def open_session(config: RunConfig, allow_changes: bool, verbose: bool, progress: Progress) -> Iterator[Session]:
     """Everything that training needs, with the mesh of the run set. Raises UserError; see `pretrax.run.loop.train`."""
+    began = time.perf_counter()
     with exiting_on_error(config.faults.heartbeat_seconds):
         join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
         report: Report = progress.message if is_first_process() else lambda text: None
@@ -71,7 +78,9 @@ def open_session(config: RunConfig, allow_changes: bool, verbose: bool, progress
             memory = Memory(memory_directory(), config.checkpoint.memory.every, report)
             requests = Requests(config.faults.time_limit_minutes)
             with jax.set_mesh(run.mesh), checkpoints, memory, contextlib.closing(progress), requests.listening():
+                restoring = time.perf_counter()
                 start = restore_or_start(run, checkpoints.directory, allow_changes, report)
+                restored = time.perf_counter()
                 check_behavior(run, start.state)
                 checkpoints.continue_from(start.step)
                 kept = memory.begin(start.step, start.state._replace(constants=None), start.description)
@@ -80,7 +89,14 @@ def open_session(config: RunConfig, allow_changes: bool, verbose: bool, progress
                     (directory.local / 'config.yaml').write_text(resolved_yaml(config))
                     startup.write(directory.local)
                 with open_log(run, directory.local, start.step, requests, report) as log:
-                    clock = Clock(directory.local, is_first_process(), int(start.state.step), start.description)
+                    clock = Clock(
+                        directory.local,
+                        is_first_process(),
+                        int(start.state.step),
+                        start.description,
+                        age=time.perf_counter() - began,
+                        restore=restored - restoring,
+                    )
                     yield Session(
                         run=run,
                         directory=directory,

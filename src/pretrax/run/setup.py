@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -28,7 +29,7 @@ from pretrax.cost.eight_bits import eight_bits_of
 from pretrax.cost.flops import Flops
 from pretrax.cost.memory import Memory, expected_memory
 from pretrax.cost.step_facts import ComputeDtype, StepFacts
-from pretrax.data.batches.prefetch import prefetch
+from pretrax.data.batches.prefetch import Waiting, prefetch
 from pretrax.data.batches.sequences import check_row_order, read_sequences
 from pretrax.data.batches.source import DataRequest, HostBatch, Source
 from pretrax.errors import Report, UserError
@@ -134,15 +135,18 @@ class Run:
         where = rows_of(self.sizes, number)
         return self.at(number).place(lambda rows: read_sequences(self.source, *where, rows), self.teaching)
 
-    def batches(self, numbers: Iterable[int], report: Report) -> Generator[Batch]:
-        """The training batches with these numbers, fetched ahead. A long wait is reported with its cause."""
+    def batches(self, numbers: Iterable[int], report: Report, waiting: Waiting = nullcontext) -> Generator[Batch]:
+        """The training batches with these numbers, fetched ahead. A long wait is reported with its cause.
+
+        `waiting` is entered for each wait: see `prefetch`.
+        """
 
         def stalled(number: int, seconds: float) -> None:
             reading = self.source.reading
             cause = f'the source is reading {reading}' if reading else 'making the batch is slow'
             report(f'batch {number}: waited {seconds:.1f} s for data; {cause}')
 
-        return prefetch(self.batch, numbers, 2, self.log.stall_seconds, stalled)
+        return prefetch(self.batch, numbers, 2, self.log.stall_seconds, stalled, waiting)
 
     def validation(self, index: int, part: str = '') -> Batch:
         """A batch of held-out text from one of the source's `validation_parts`."""

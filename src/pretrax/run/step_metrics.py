@@ -7,6 +7,8 @@ import pathlib
 import statistics
 import time
 from collections.abc import Iterator
+from concurrent import futures
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ from pretrax.errors import Report
 from pretrax.infer.sample import sample
 from pretrax.model.loss import Batch
 from pretrax.observe.device_memory import memory_in_use
+from pretrax.observe.goodput import goodput
 from pretrax.observe.progress import Progress
 from pretrax.run.clock import Clock, is_done
 from pretrax.run.compiled_step import CompiledStep, record_program
@@ -34,6 +37,7 @@ from pretrax.system.process_hosts import described, expected_hosts
 from pretrax.train.skipping import without_empty_means
 from pretrax.train.step import TrainState, Weights
 
+_LOOK = 0.001  # seconds between two looks at the device while a batch is late
 _EXCESSES = 3  # lines in a row: the time of one short step is too uncertain to doubt the peak
 
 
@@ -73,6 +77,18 @@ class StepMetrics:
         self._is_after_rollback = False
         self._has_grown = False  # whether the batches have grown since the newest step
         self._excesses = 0  # lines in a row with more than the peak of the devices
+
+    @contextlib.contextmanager
+    def waiting(self, batch: Future[Any]) -> Iterator[None]:
+        """While the loop waits for a batch. The clock counts it from when the device has nothing to do."""
+        while self._pending is not None and not is_done(self._pending[1]):
+            if futures.wait([batch], _LOOK).done:
+                break
+        else:
+            if self._pending is not None:
+                self.clock.ended(self._pending[0])
+        with self.clock.waiting_for_data():
+            yield
 
     def before(self, number: int, index: int, state: TrainState, batch: Batch) -> None:
         """Call it before each step, with the number of its batch: starts the programs that are due."""
@@ -224,9 +240,16 @@ class StepMetrics:
         if not math.isfinite(values.get('loss', 0.0)):
             skipped = values['skipped_steps']
             self._report(f'step {number}: the loss is {values["loss"]}; {skipped} steps skipped so far')
-        goodput = self.clock.goodput()
+        seconds = self.clock.seconds()
         self.write(
-            {**values, 'goodput': goodput, 'tokens_per_second': tokens_per_second, **utilization, **memory_in_use()}
+            {
+                **values,
+                'goodput': goodput(seconds),
+                **{f'seconds/{cause}': round(n, 3) for cause, n in seconds.items() if n},
+                'tokens_per_second': tokens_per_second,
+                **utilization,
+                **memory_in_use(),
+            }
         )
 
 

@@ -9,14 +9,15 @@ disk.
 import io
 import itertools
 import shutil
-from collections.abc import Buffer, Iterator, Sequence
+from collections.abc import Buffer, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from pretrax.storage.index import INDEX, read_entries
 from pretrax.storage.locate import AnyPath
 from pretrax.system.atomic import new_file
+from pretrax.system.line_files import read_lines
 
 PART = 512 * 1024  # bytes
 _AT_ONCE = 8  # parts that are fetched together: a bucket answers slowly
@@ -36,6 +37,18 @@ def open_joined(path: AnyPath) -> BinaryIO:
     if not parts:
         return io.BytesIO(path.read_bytes())
     return io.BufferedReader(_Parts(parts))
+
+
+def read_records(path: AnyPath, is_record: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """The records of a file of JSON lines, or of its parts in a bucket; none if it does not exist. Raises OSError.
+
+    Lines for which `is_record` is false are skipped.
+    """
+    try:
+        with open_joined(path) as lines:
+            return [line.record for line in read_lines(lines, is_record) if line.record is not None]
+    except FileNotFoundError:
+        return []
 
 
 class _Parts(io.RawIOBase):

@@ -1,11 +1,15 @@
 """Fetches the next batches in a background thread while the device works on the current one."""
 
+import contextlib
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+type Waiting = Callable[[Future[Any]], contextlib.AbstractContextManager[Any]]
 
 
 def prefetch[T](
@@ -14,11 +18,13 @@ def prefetch[T](
     depth: int = 2,
     patience: float = math.inf,
     stalled: Callable[[int, float], None] = lambda index, seconds: None,
+    waiting: Waiting = contextlib.nullcontext,
 ) -> Generator[T]:
     """Yields fetch(index) for each index, in order; one thread fetches up to `depth` values ahead of the consumer.
 
     If the consumer waits longer than `patience` seconds, `stalled(index, seconds)` is called twice: during the wait
-    with the seconds so far, and after it with the total.
+    with the seconds so far, and after it with the total. A value that is not there yet is waited for in the context
+    `waiting(its future)`.
 
     An exception in `fetch` is raised when its value is due. `close()` (or leaving `contextlib.closing(...)`) cancels
     what is pending and returns when the thread has ended.
@@ -29,11 +35,12 @@ def prefetch[T](
     def wait() -> T:
         index, future = pending.popleft()
         began = time.monotonic()
-        if not futures.wait([future], None if patience == math.inf else patience).done:
-            stalled(index, time.monotonic() - began)
-            value = future.result()
-            stalled(index, time.monotonic() - began)
-            return value
+        if not future.done():
+            with waiting(future):
+                if not futures.wait([future], None if patience == math.inf else patience).done:
+                    stalled(index, time.monotonic() - began)
+                    futures.wait([future])
+                    stalled(index, time.monotonic() - began)
         return future.result()
 
     try:

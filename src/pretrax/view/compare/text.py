@@ -4,17 +4,20 @@ import dataclasses
 import json
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from pretrax.amounts import duration
 from pretrax.view.charts.chart import Chart, Line, Panel, number_text
 from pretrax.view.charts.page import chart_figures, page_of
 from pretrax.view.compare.arms import Arm
 from pretrax.view.compare.comparison import Comparison, Earlier, Result, averaged, curve_of, is_sparse
 from pretrax.view.compare.statistics import Interval
 from pretrax.view.definitions import definition_of
+from pretrax.view.record.causes import shares
 from pretrax.view.tables import csv_records, markdown_table, markdown_text, terminal_width, text_table
 
 _LONGEST = 60  # characters of a cell in a terminal
@@ -40,6 +43,7 @@ def sections(result: Result) -> list[Section]:
     return [
         Section('Verdict', verdicts, [], (result.key, 'final', 'interval', 'saved')),
         Section('Arms', [], arm_rows(result), ('arm',), ('arm', 'seeds', 'final', *_COLUMNS, 'end')),
+        Section('Where the time went', [], time_rows(result), ('goodput',)),
         Section('What differs', [] if result.differences else [nothing], difference_rows(result), ('difference',)),
     ]
 
@@ -150,6 +154,19 @@ def arm_rows(result: Result) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def time_rows(result: Result) -> list[list[str]]:
+    """Headings, and for each cause its share of the time of all runs of an arm, the longest of the first arm first."""
+    arms = [Counter() for _ in result.arms]
+    for total, arm in zip(arms, result.arms, strict=True):
+        for run in arm.runs:
+            total.update(run.seconds)
+    columns = [{definition.name: share for definition, _, share in shares(total)} for total in arms]
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [[name, *(column.get(name, '-') for column in columns)] for name in names]
+    lengths = ['all time', *(duration(total.total()) for total in arms)]
+    return [['cause', *(arm.label for arm in result.arms)], *rows, lengths] if rows else []
 
 
 def difference_rows(result: Result) -> list[list[str]]:

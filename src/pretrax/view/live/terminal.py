@@ -25,12 +25,14 @@ from pretrax.view.charts.text import chart_text
 from pretrax.view.live.curves import Curve
 from pretrax.view.live.run import WatchedRun
 from pretrax.view.live.runs import Places
+from pretrax.view.record.causes import FAMILY, shares_text
 from pretrax.view.tables import fitted_table
 
 EVERY, EVERY_IN_BUCKET = 1.0, 5.0  # seconds
 _ENDED = ('finished', 'stopped', 'failed')
 _COLORS = {'running': 'green', 'finished': 'blue', 'failed': 'red', 'lost': 'red', 'removed': 'red', 'stalled': 'red'}
 _MOST_WARNINGS = 4
+_MOST_SPENT = 3  # runs whose time is shown by cause
 _CURVES = {'loss': 'training loss', 'val_loss': 'validation loss', 'tokens_per_second': 'tokens per second'}
 _CHART = 8  # least rows of a chart, and those around it
 
@@ -86,6 +88,8 @@ class _Lines:
             left = None if info['ends'] is None else max(0.0, info['ends'] - time.time())
             values = {key: run.curves.by_key[key].last for key in _SHOWN if key in run.curves.by_key}
             values['step'] = int(trained.points.steps[-1])
+            if info['state'] != 'running' and (spent := shares_text(_seconds(info))):
+                said.append(('time', spent, f'time: {spent}'))
             said.append(('step', (values['step'], trained.count), format_line(values, info['steps'] or 0, left)))
         for what, value, text in said:
             if known.get(what) != value:
@@ -126,8 +130,12 @@ def picture(runs: Sequence[WatchedRun], where: str, width: int, height: int) -> 
     notes += texts[:_MOST_WARNINGS]
     notes += [f'{len(texts) - _MOST_WARNINGS} more'] if texts[_MOST_WARNINGS:] else []
     parts: list[rich.console.RenderableType] = [table]
+    spent = [(info['name'], shares_text(_seconds(info))) for info in infos[:_MOST_SPENT]]
+    parts += [
+        rich.text.Text(printable(f'{name}: {text}'), no_wrap=True, overflow='ellipsis') for name, text in spent if text
+    ]
     parts += [rich.text.Text(printable(note), style='yellow', no_wrap=True, overflow='ellipsis') for note in notes]
-    left = height - (most + 2 + len(notes)) - 1
+    left = height - (most + 2 + len(notes) + sum(bool(text) for _, text in spent)) - 1
     panels = [panel for key, title in _CURVES.items() if (panel := _panel(runs, key, title)) is not None]
     around = 4 + min(len(runs), 7)
     count = min(len(panels), max(left // (_CHART + around), 1 if left > 4 + around else 0))
@@ -179,6 +187,11 @@ def _row(info: dict[str, Any]) -> list[str | rich.text.Text]:
         clock_text(max(0.0, now - info['heard'])) if info['heard'] is not None else '-',
     ]
     return [info['name'], rich.text.Text(state, style=_COLORS.get(state, '')), *texts]
+
+
+def _seconds(info: dict[str, Any]) -> dict[str, float]:
+    """Seconds by cause in the newest values."""
+    return {key.removeprefix(FAMILY): n for key, n in info['last'].items() if key.startswith(FAMILY)}
 
 
 def _number(value: float | str | None, show: Callable[[float], str]) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import difflib
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -18,13 +18,13 @@ import numpy as np
 
 from pretrax.checkpoint.manifest import MANIFEST, place_of, steps_in
 from pretrax.errors import UserError, system_errors
-from pretrax.observe.attempts import Attempt, attempts_of, is_time, read_attempts
+from pretrax.observe.attempts import Attempt, attempts_of, read_attempts
+from pretrax.observe.goodput import divide, read_pauses
 from pretrax.observe.metrics import EVALUATIONS
 from pretrax.observe.step_lines import SAMPLES
 from pretrax.storage import AnyPath, BucketPath, locate_run
-from pretrax.storage.parts import open_joined
+from pretrax.storage.parts import open_joined, read_records
 from pretrax.system.json_file import parse_json
-from pretrax.system.line_files import read_lines
 from pretrax.view.record.columns import Column, Columns, parse_columns, read_columns
 from pretrax.view.record.settings import Setting, parse_settings, value_of
 from pretrax.view.record.state import RunState, state_of
@@ -150,6 +150,11 @@ class RunRecord:
         """The events of returns to an earlier checkpoint: {"time", "step", "from_step"}."""
         return [event for event in self.events if event['event'] == 'rolled back' and type(event.get('step')) is int]
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds from the first event to the newest event or line, by cause: `observe.goodput.CAUSES`."""
+        return divide(self.events, self.pauses).at(float(max([0.0, *self.metrics.known_times[-1:]])))
+
     def axis(self, name: str, column: Column) -> np.ndarray | None:
         """The x of each number of a column: 'step', 'tokens', 'flops', or 'time' in seconds since 1970.
 
@@ -208,7 +213,7 @@ def read_run(run: str | AnyPath, files: pathlib.Path | None = None, exact: Seque
             environment=_environment(source / 'environment.json', warnings),
             events=events,
             attempts=attempts,
-            pauses=read_records(source / 'pauses.jsonl', _is_pause),
+            pauses=read_pauses(source),
             checkpoints=saved_checkpoints(path / 'checkpoints', warnings),
             samples=read_records(source / SAMPLES, is_sample),
             state=state_of(path, attempts, metrics, steps if type(steps) is int else None),
@@ -255,17 +260,6 @@ def _bytes(path: AnyPath) -> bytes | None:
             return file.read()
     except FileNotFoundError:
         return None
-
-
-def read_records(path: AnyPath, is_record: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """The records of a file of JSON lines, on a disk or in parts in a bucket; none if it does not exist."""
-    content = _bytes(path)
-    return [line.record for line in read_lines((content or b'').split(b'\n'), is_record) if line.record is not None]
-
-
-def _is_pause(record: dict[str, Any]) -> bool:
-    are_finite = is_time(record.get('seconds')) and is_time(record.get('time'))
-    return are_finite and type(record.get('step')) is int and isinstance(record.get('work'), str)
 
 
 def is_sample(record: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from pretrax.storage import AnyPath
 from pretrax.storage.locate import write_whole
 from pretrax.view.charts.page import compressed_plotly, in_script
 from pretrax.view.definitions import FIGURES
+from pretrax.view.record.causes import shares_text
 from pretrax.view.record.run_record import RunRecord, read_run
 from pretrax.view.report import facts
 from pretrax.view.report.charts import charts_of, curves_data, layer_charts, layers_data
@@ -69,8 +70,9 @@ def render(record: RunRecord, directory: AnyPath) -> str:
         tiles=tiles,
         more_figures=' · '.join(f'{definition.name} {value}' for definition, value in tiles[5:]),
         attempts=facts.attempt_rows(record),
+        causes=facts.time_rows(record),
+        causes_hint=shares_text(record.seconds),
         checkpoints=facts.checkpoint_rows(record),
-        pauses=facts.pause_rows(record),
         hardware=facts.hardware_rows(record),
         versions=record.section('versions'),
         repeat=facts.repeat_lines(record),

@@ -13,18 +13,12 @@ from pretrax.errors import UserError, first_line
 from pretrax.observe.attempts import Attempt
 from pretrax.storage import AnyPath
 from pretrax.view.definitions import DEFINITIONS, FIGURES, Definition
+from pretrax.view.record.causes import shares
 from pretrax.view.record.run_record import RunRecord
 from pretrax.view.trace.file import trace_files
 from pretrax.view.trace.run_trace import open_trace
 
 _LARGEST_TRACE = 32 << 20  # bytes; `pretrax trace` reads larger ones
-_WORK = {
-    'save': 'saving checkpoints',
-    'evaluate': 'evaluations',
-    'sample': 'samples',
-    'compile': 'compiling for layer statistics',
-    'trace': 'starting and writing traces',
-}
 
 
 def tiles(record: RunRecord) -> list[tuple[Definition, str]]:
@@ -47,7 +41,7 @@ def tiles(record: RunRecord) -> list[tuple[Definition, str]]:
         found['mfu'] = DEFINITIONS['mfu']._replace(name='MFU, median'), f'{mfu:.1%}'
     if (goodput := metrics.last('goodput')) is not None:
         found['goodput'] = DEFINITIONS['goodput'], f'{goodput:.1%}'
-    if seconds := total_seconds(record):
+    if seconds := sum(record.seconds.values()):
         found['duration'] = FIGURES['duration'], duration(seconds)
     if record.attempts:
         found['restarts'] = FIGURES['restarts'], str(record.restarts)
@@ -95,15 +89,10 @@ def checkpoint_rows(record: RunRecord) -> list[list[str]]:
     return rows
 
 
-def pause_rows(record: RunRecord) -> list[list[str]]:
-    """Work between steps: how often, its time, and its share of all time."""
-    total = total_seconds(record)
-    rows = []
-    for work in dict.fromkeys(pause['work'] for pause in record.pauses):
-        seconds = [pause['seconds'] for pause in record.pauses if pause['work'] == work]
-        share = f'{sum(seconds) / total:.2%}' if total else ''
-        rows.append([_WORK.get(work, work), f'{len(seconds):,}', duration(sum(seconds)), share])
-    return rows
+def time_rows(record: RunRecord) -> list[list[str]]:
+    """Cause, meaning, seconds and share of all time, the longest first."""
+    found = shares(record.seconds)
+    return [[definition.name, duration(n), share, definition.meaning] for definition, n, share in found]
 
 
 def hardware_rows(record: RunRecord) -> list[tuple[str, str]]:
@@ -227,14 +216,6 @@ def median(record: RunRecord, key: str) -> float | None:
     column = record.metrics.get(key)
     finite = column.values[np.isfinite(column.values)] if column is not None else np.array([])
     return float(np.median(finite)) if len(finite) else None
-
-
-def total_seconds(record: RunRecord) -> float | None:
-    """Seconds from the first event to the newest line or event; None: not known."""
-    times = [event['time'] for event in record.events]
-    known = record.metrics.known_times
-    times += known[[0, -1]].tolist() if len(known) else []
-    return max(times) - min(times) if len(times) > 1 else None
 
 
 def moment(time: float | None) -> str:
