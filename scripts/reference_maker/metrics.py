@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 
+from pretrax.observe.goodput import CAUSES
 from pretrax.view.definitions import DEFINITIONS, LAYER_DEFINITIONS, Definition
 from reference_maker.markdown import code, table
 from reference_maker.source import files, tree
@@ -56,7 +57,7 @@ def page() -> str:
 
 
 def emitted() -> dict[str, list[str]]:
-    """{key of metrics.jsonl: files that compute it}, from the source; what follows a `/` is NAME."""
+    """{key of metrics.jsonl: files that compute it}, from the source; what follows a `/` is NAME, or a cause."""
     found: dict[str, list[str]] = {}
     wanted = [file for file in files() if file.startswith(MODELS)]
     for file in (*EMITTERS, *wanted):
@@ -66,7 +67,7 @@ def emitted() -> dict[str, list[str]]:
                 for key in _keys(function):
                     if key not in ARGUMENTS and file not in found.setdefault(key, []):
                         found[key].append(file)
-    return found
+    return found | dict.fromkeys((f'seconds/{cause}' for cause in CAUSES), found.pop('seconds/NAME'))
 
 
 def _is_always(file: str, name: str) -> bool:
