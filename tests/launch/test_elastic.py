@@ -91,3 +91,28 @@ def test_machines_that_were_gone_are_used_again_when_they_are_back():
     slots.started(11)
     now[0] += FIRST_PAUSE - 1
     assert not slots.is_time_to_grow(lambda: 12), 'they were back, but failed'
+
+
+def test_spares_take_the_places_of_those_that_are_gone():
+    spares = [3, 4]
+    slots = Slots(5, lambda count: True, spares=spares)
+    assert slots.used == [0, 1, 2]
+    assert slots.replace([1])
+    assert (slots.used, spares) == ([0, 3, 2], [4]), 'the others keep their numbers'
+    assert not slots.replace([0, 2]), 'one is not enough for two'
+    assert slots.used == [0, 3, 2]
+    assert slots.replace([1])
+    assert (slots.used, spares) == ([0, 4, 2], [])
+
+
+def test_an_elastic_run_grows_again_with_the_spare_in_the_place_of_the_lost_one():
+    now = [0.0]
+    slots = Slots(4, lambda count: True, lambda: now[0], spares=[3])
+    assert slots.replace([0])
+    assert slots.drop([2])
+    assert slots.used == [3, 1]
+    slots.started(10)
+    now[0] = FIRST_PAUSE
+    assert slots.is_time_to_grow(lambda: 20)
+    slots.grow()
+    assert slots.used == [1, 2, 3]

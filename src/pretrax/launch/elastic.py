@@ -18,6 +18,7 @@ class Slots:
         fits: whether a run can have this number of processes.
         ready: returns those of the given slots, which were left out, that can be used now. It must not block, and is
             called again and again. None: unknown until they are tried.
+        spares: places that are kept for those that are lost. Those that are used are removed from this list.
     """
 
     def __init__(
@@ -26,8 +27,10 @@ class Slots:
         fits: Callable[[int], bool],
         clock: Callable[[], float] = time.monotonic,
         ready: Callable[[Collection[int]], Collection[int]] | None = None,
+        spares: list[int] | None = None,
     ):
-        self.used = list(range(count))
+        self._spares = [] if spares is None else spares
+        self.used = [slot for slot in range(count) if slot not in self._spares]
         self._all, self._fits, self._clock, self._ready = list(self.used), fits, clock, ready
         self._larger = list(self.used)  # what to try next
         self._smaller: list[int] | None = None  # what to return to, while all are tried
@@ -71,6 +74,16 @@ class Slots:
         if gone and self._ready:
             self._pause = PAUSE_AFTER_GONE
         return bool(left)
+
+    def replace(self, numbers: Collection[int]) -> bool:
+        """Lets spares take the places of these processes, which are gone. Returns whether there were enough."""
+        if len(numbers) > len(self._spares):
+            return False
+        self._smaller = None
+        for number in numbers:
+            gone, self.used[number] = self.used[number], self._spares.pop(0)
+            self._all[self._all.index(gone)] = self.used[number]
+        return True
 
     def _fitting(self, slots: list[int]) -> list[int]:
         """The largest number of these slots that fits; none if no number does."""

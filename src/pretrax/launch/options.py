@@ -119,6 +119,7 @@ class SshOptions:
     hosts: str | None = option('Hosts, such as box1,box2,user@box3:2222. The first host coordinates.', metavar='HOSTS')
     hosts_file: Path | None = option('A file with a host on each line.', metavar='FILE')
     devices: int | None = option('Devices per host. [default: all of them]', '--devices-per-node', min=1)
+    spares: int = option('The last N hosts wait for the loss of another host.', default=0, min=0, metavar='N')
     elastic: bool = option('Continue without a host that is lost, until it answers again.', default=False)
     patience: float = option(
         'Minutes to wait for a lost host, which may be booting. Not with --elastic.', default=10, min=0

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from pretrax.errors import Report, UserError, system_errors
 from pretrax.launch.group import identity
@@ -188,6 +188,11 @@ class SshLaunch:
         say: Report = print,
     ):
         self.hosts = hosts_of(options)
+        if options.spares >= len(self.hosts):
+            raise UserError(
+                f'--spares {options.spares}: there are {len(self.hosts)} hosts, and at least one must train'
+            )
+        self.spares = [*range(len(self.hosts) - options.spares, len(self.hosts))]  # for `Slots`
         self.ssh = Ssh(options.program, options.directory or os.getcwd(), options.python or sys.executable)
         self.directory, self.say, self._coordinator = directory, say, options.coordinator
         self.patience = 0.0 if options.elastic else 60 * options.patience  # seconds for lost hosts to come back
@@ -196,6 +201,11 @@ class SshLaunch:
         self.agents = Agents(directory)
         self._probe: Probe | None = None
         self._next_probe = 0.0
+
+    def prepare_spares(self) -> None:
+        """Starts an agent with a standby on each spare host that has none."""
+        for slot in self.spares:
+            self.agents.prepare(self.agent(self.hosts[slot]))
 
     def start(self, slots: Sequence[int], attempt: str) -> 'SshGroup':
         """The processes of an attempt, for `Supervisor`."""
@@ -252,6 +262,7 @@ class SshGroup(RemoteGroup):
 
     def __init__(self, launch: SshLaunch, hosts: Sequence[Host], attempt: str):
         self._ssh, self._hosts, self._lost, self._say = launch.ssh, hosts, launch.lost, launch.say
+        self._prepare_spares: Callable[[], None] | None = launch.prepare_spares
         self._until, self._pause = time.monotonic() + launch.patience, _FIRST_WAIT
         self._next_look = time.monotonic()
         self._probe: Probe | None = None
@@ -260,6 +271,11 @@ class SshGroup(RemoteGroup):
         if self._missing:
             launch.say(f'launch: waiting up to {launch.patience:.0f} s for {_names(self._missing)}')
         super().__init__(launch.processes(hosts, attempt), launch.agents, at_once=not self._missing)
+
+    def prepare(self) -> None:
+        if self._prepare_spares is not None and not self._missing:
+            self._prepare_spares()
+            self._prepare_spares = None
 
     def codes(self) -> dict[int, int]:
         if self._given_up:

@@ -136,6 +136,9 @@ class Supervisor:
     def _next(self, ended: Outcome) -> float | None:
         """Seconds until the next attempt; None: no further attempt. If elastic, chooses its number of processes."""
         wait = self._restarts.wait(ended)
+        if ended.gone and self._slots.replace(ended.gone):
+            self._restarts.reset()
+            return 0.0
         if ended.gone and self._options.requeued:
             if not self._options.elastic or not self._slots.forget(ended.gone):
                 return None

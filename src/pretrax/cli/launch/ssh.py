@@ -53,26 +53,30 @@ def ssh(options: Options) -> int:
         say,
     )
     has_files, platform = options.ssh.directory is None, 'gpu' if gpu_key(loaded) else 'cpu'
+    training = given[: len(given) - options.ssh.spares]
     if devices is not None:
-        check_request(loaded, len(given), devices)
+        check_request(loaded, len(training), devices)
     if options.dry_run:
-        options.check_start(Target(len(given) * (devices or 0), platform, has_these_files=has_files))
-        for process in launch.processes(given):
+        options.check_start(Target(len(training) * (devices or 0), platform, has_these_files=has_files))
+        for process in launch.processes(training):
             print(f'{process.host}: {shlex.join(process.command)}')
         return 0
     refuse_if_running(loaded.run_dir)
     say(f'launch: checking {len(given)} hosts')
     found = check_hosts(launch, loaded, options.words)
     count = devices or devices_of_hosts(given, found)
-    check_request(loaded, len(given), count)
+    check_request(loaded, len(training), count)
     platform = 'gpu' if found[0]['gpus'] else 'cpu'
-    options.check_start(Target(len(given) * count, platform, has_these_files=has_files))
+    options.check_start(Target(len(training) * count, platform, has_these_files=has_files))
     say(
-        f'launch: {len(given)} processes with {count} device{"s" if count > 1 else ""} each on '
-        f'{", ".join(host.name for host in given)}; output in {loaded.run_dir}/output'
+        f'launch: {len(training)} processes with {count} device{"s" if count > 1 else ""} each on '
+        f'{", ".join(host.name for host in training)}; output in {loaded.run_dir}/output'
     )
     slots = Slots(
-        len(given), lambda number: misfit(loaded, number * count) is None, ready=launch.ready if elastic else None
+        len(given),
+        lambda number: misfit(loaded, number * count) is None,
+        ready=launch.ready if elastic else None,
+        spares=launch.spares,
     )
     record_launcher(loaded.run_dir, 'ssh', len(given), say, hosts=[host.name for host in given])
     restarts = RestartOptions(retries=options.retries, elastic=elastic)
