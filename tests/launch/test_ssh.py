@@ -4,10 +4,12 @@ what is lost, cut off and switched off, and mistakes before the start.
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -160,6 +162,38 @@ def test_an_elastic_run_continues_without_a_host_until_it_is_back(three, tmp_pat
     assert run.losses() == pytest.approx(reference, rel=1e-5)
     with capsys.disabled():
         print('', *run.recoveries([lost_at, back_at]), sep='\nssh, elastic: ')
+
+
+def memory_of(process):
+    """The directory for the states in memory of a process that trains."""
+    variables = dict(
+        line.split('=', 1) for line in Path(f'/proc/{process}/environ').read_text().split('\0') if '=' in line
+    )
+    return Path(variables['PRETRAX_MEMORY'])
+
+
+@needs_sshd
+@needs_root
+@pytest.mark.slow
+@pytest.mark.parametrize('lost', ['box1', 'box2'])
+def test_a_host_without_power_takes_its_state_from_the_memory_of_another(three, tmp_path, lost):
+    config = write_run(tmp_path, steps=80, checkpoint={'every': 0, 'memory': {'every': 1}}, mesh={'r': 1, 'd': 'auto'})
+    with OnHosts(three, ['box1', 'box2'], config, tmp_path / 'run') as run:
+        run.until_step(1, 20)
+        memory = [memory_of(boxes.training(tmp_path / 'run', number)) for number in (0, 1)]
+        three.cut_power(lost)
+        newest = run.step()
+        shutil.rmtree(memory[int(lost[3:]) - 1])  # it is without power too
+        run.until(lambda: 'waiting up to 600 s' in run.said, 'that it waits')
+        three.start(lost)
+        assert run.wait() == 0, run.said
+    (began,) = [event['step'] for event in run.events('began')][1:]
+    assert newest - 2 <= began <= newest + 1
+    other = 'box1' if lost == 'box2' else 'box2'
+    assert f'memory of {other} (process {int(lost[3:]) - 1})' in run.said
+    assert run.checkpoints() == [80]
+    assert run.losses() == undisturbed(config, tmp_path / 'alone', 2)
+    assert not any(directory.exists() for directory in memory)
 
 
 @needs_sshd

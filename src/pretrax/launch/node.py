@@ -21,6 +21,7 @@ from typing import IO, Any
 from pretrax.config import RunConfig
 from pretrax.errors import DONE, TRY_AGAIN, Report
 from pretrax.launch.crash import Crash, StackFiles, write_crash_report
+from pretrax.launch.host_memory import HostMemory
 from pretrax.launch.restarts import newest_checkpoint
 from pretrax.storage.locate import working_directory
 from pretrax.system.children import PASSED_ON, STOP, Child, handling, prepare_training
@@ -91,8 +92,11 @@ class Node:
             standbys: if it is lasting, keep a standby.
         """
         self._standbys = self._lasting and standbys
+        # A lasting node outlives its trainings, so it can keep their newest states in memory.
+        memory = HostMemory() if self._lasting else contextlib.nullcontext()
         trainings = Trainings(command, lambda place: _ENVIRONMENT | os.environ)
-        with handling(PASSED_ON, self._pass_on), contextlib.closing(trainings):
+        with handling(PASSED_ON, self._pass_on), memory as held, contextlib.closing(trainings):
+            os.environ.update(held.environment if held is not None else {})
             if self._controlled:
                 threading.Thread(target=self._obey, name='control', daemon=True).start()
             if not self._lasting:

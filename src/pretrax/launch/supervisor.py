@@ -18,7 +18,7 @@ from pretrax.launch.elastic import Slots
 from pretrax.launch.group import Group
 from pretrax.launch.host_memory import HostMemory
 from pretrax.launch.restarts import Outcome, RestartOptions, Restarts, newest_checkpoint, outcome
-from pretrax.observe.attempts import note
+from pretrax.observe.attempts import attempts_of, note, read_attempts
 from pretrax.observe.notices import LaunchNotices
 from pretrax.storage import BucketPath
 from pretrax.storage.lease import FILE, HeldError, Lease, LostError
@@ -85,16 +85,22 @@ class Supervisor:
                 self._upload()
 
     def _newest(self) -> int:
-        """Step of the newest checkpoint or state in memory, as far as the run directory can be read."""
+        """Step of the newest checkpoint or state in memory, as far as this machine knows.
+
+        The memory of another machine is known when an attempt has gone on from there.
+        """
         saved = newest_checkpoint(self._config.run_dir, otherwise=self._step)
-        self._step = max(saved, self._memory.newest() if self._memory else 0)
+        began = [attempt.first_step or 0 for attempt in attempts_of(read_attempts(self._directory))[-1:]]
+        self._step = max(saved, self._memory.newest() if self._memory else 0, *began)
         return self._step
 
     def _kept(self, step: int) -> str:
         if not step:
             return 'there is no checkpoint yet'
         is_saved = step == newest_checkpoint(self._config.run_dir, otherwise=step)
-        return f'checkpoint {step} is complete' if is_saved else f'step {step} is in memory'
+        if is_saved:
+            return f'checkpoint {step} is complete'
+        return f'step {step} is in memory' if self._memory else f'it went on from step {step}'
 
     def _run_attempts(self) -> int:
         attempt, lost = 1, None
