@@ -42,6 +42,11 @@ def coordination_client() -> Any:
     return client
 
 
+def coordinator_address() -> str:
+    """HOST:PORT of process 0, as this process knows it. JAX 0.12; a public attribute of `jax.distributed`."""
+    return str(distributed.global_state.coordinator_address)
+
+
 def parse_xla_flags() -> None:
     """Makes XLA read XLA_FLAGS; an unknown flag ends the process. JAX 0.12; a public function that checks them."""
     xla_client.CompileOptions()

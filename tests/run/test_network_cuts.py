@@ -48,6 +48,8 @@ class TwoMachines(Training):
             ip('-n', machine, 'link', 'set', 'eth0', 'up')
         hosts = run_dir.with_name('hosts')  # Gloo listens at the address of the machine's name
         hosts.write_text('127.0.0.1 localhost\n10.77.8.1 machine-0\n10.77.8.2 machine-1\n')
+        for number in '01':
+            self.memory(number).mkdir()
         self.processes = [
             subprocess.Popen(
                 ['ip', 'netns', 'exec', self._own + number, 'unshare', '--uts', 'sh', '-c',
@@ -55,7 +57,7 @@ class TwoMachines(Training):
                  programs() / 'pretrax', 'train', str(config), f'run_dir={run_dir}', f'steps={steps}'],
                 env=environment(
                     JAX_COORDINATOR_ADDRESS='10.77.8.1:8476', JAX_NUM_PROCESSES='2', JAX_PROCESS_ID=number,
-                    PRETRAX_HOSTS='machine-a,machine-b',
+                    PRETRAX_HOSTS='machine-a,machine-b', PRETRAX_MEMORY=str(self.memory(number)),
                 ),
                 stdout=subprocess.DEVNULL,
                 stderr=self._cleanup.enter_context(run_dir.with_name(f'said-{number}').open('w')),
@@ -79,6 +81,10 @@ class TwoMachines(Training):
     def mend(self):
         ip('-n', f'{self._own}switch', 'link', 'set', 'cable1', 'master', 'br0')
 
+    def memory(self, number):
+        """The directory for states in the memory of a machine."""
+        return self.run_dir.with_name(f'memory-{number}')
+
     def said(self, number):
         return self.run_dir.with_name(f'said-{number}').read_text()
 
@@ -90,8 +96,8 @@ class TwoMachines(Training):
         return found
 
 
-def test_a_cut_that_is_shorter_than_the_heartbeat_loses_nothing(tmp_path):
-    config = write_run(tmp_path, faults={'heartbeat_seconds': 60})
+def test_a_cut_that_is_shorter_than_the_heartbeat_loses_no_step_and_no_copy(tmp_path):
+    config = write_run(tmp_path, faults={'heartbeat_seconds': 60}, checkpoint={'every': 0, 'memory': {'every': 1}})
     with TwoMachines(config, tmp_path / 'run', STEPS) as run:
         run.until_step(1, 5)
         run.cut()
@@ -101,6 +107,9 @@ def test_a_cut_that_is_shorter_than_the_heartbeat_loses_nothing(tmp_path):
         assert run.step() <= at + 3, 'no step goes on without the other process'
         run.mend()
         assert [process.wait(PATIENCE) for process in run.processes] == [0, 0], run.said(0)
+    pieces = {str(path.relative_to(run.memory('0'))) for path in run.memory('0').glob('*/*')}
+    assert pieces == {f'{writer}/{step}' for writer in (0, 1) for step in (STEPS - 1, STEPS)}
+    assert {str(path.relative_to(run.memory('1'))) for path in run.memory('1').glob('*/*')} == pieces
     assert len(run.events('began')) == 1
     assert run.losses() == undisturbed(config, tmp_path / 'whole', 2, f'steps={STEPS}')
 

@@ -16,7 +16,7 @@ from pretrax.checkpoint.manifest import (
     steps_in,
     verify,
 )
-from pretrax.checkpoint.memory_pieces import memory_directory, newest_description, pieces_in, states_of
+from pretrax.checkpoint.memory_pieces import PiecedState, memory_directory, newest_description, pieces_in, states_of
 from pretrax.checkpoint.pieces import CheckpointArrays, CheckpointWeights, is_stacked
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ __all__ = [
     'Keep',
     'Manifest',
     'Memory',
+    'PiecedState',
     'SaveError',
     'StreamedArray',
     'check_sizes',

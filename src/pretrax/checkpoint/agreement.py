@@ -94,3 +94,25 @@ def from_process_0(about: str, work: Callable[[], Any]) -> Any:
         raise
     broadcast(about, json.dumps({'value': value}))
     return value
+
+
+def scatter(about: str, texts: Sequence[str]) -> str:
+    """Returns in each process its own of the texts, which process 0 gives in the order of the processes."""
+    if jax.process_count() == 1:
+        return texts[0]
+    client, key = coordination_client(), f'pretrax/{about}/{next(_exchanges[about])}'
+    for i, text in enumerate(texts if jax.process_index() == 0 else ()):
+        client.key_value_set(f'{key}/{i}', text)
+    text = client.blocking_key_value_get(f'{key}/{jax.process_index()}', _A_DAY)
+    client.key_value_delete(f'{key}/{jax.process_index()}')
+    return text
+
+
+def offer(about: str, text: str) -> Callable[[], str]:
+    """Returns, in every process, a function that reads the text of process 0. The coordinator keeps it to its end."""
+    if jax.process_count() == 1:
+        return lambda: text
+    client, key = coordination_client(), f'pretrax/{about}/{next(_exchanges[about])}'
+    if jax.process_index() == 0:
+        client.key_value_set(key, text)
+    return lambda: client.blocking_key_value_get(key, _A_DAY)

@@ -169,7 +169,7 @@ def read_manifest(directory: AnyPath, step: int) -> Manifest:
     path = directory / str(step) / MANIFEST
     try:
         path = place_of(directory, step) / MANIFEST
-        manifest = parse_manifest(path.read_bytes())
+        manifest = parse_manifest(path.read_bytes(), path.parent.absolute())
     except DamagedError as error:
         raise damaged(directory / str(step), f'{path}: {error}') from error
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
@@ -183,12 +183,11 @@ def read_manifest(directory: AnyPath, step: int) -> Manifest:
         ) from error
     if manifest.step != step:
         raise damaged(directory / str(step), f'its manifest is for step {manifest.step}')
-    manifest._place = path.parent.absolute()
     return manifest
 
 
-def parse_manifest(content: bytes) -> Manifest:
-    """The manifest of this content, whose place is not known.
+def parse_manifest(content: bytes, place: AnyPath) -> Manifest:
+    """The manifest of this content, which was read from a place.
 
     Raises:
         DamagedError: its digest differs. ValueError, KeyError, AttributeError or TypeError: it is not a manifest.
@@ -198,6 +197,7 @@ def parse_manifest(content: bytes) -> Manifest:
     manifest = Manifest.model_validate(said)
     if digest != _self_digest(manifest):
         raise DamagedError('its digest differs')
+    manifest._place = place
     return manifest
 
 

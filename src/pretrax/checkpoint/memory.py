@@ -22,11 +22,13 @@ import jax
 from pretrax.checkpoint.agreement import broadcast, gather
 from pretrax.checkpoint.directory import write_synced
 from pretrax.checkpoint.manifest import Array, named_arrays, named_leaves, partial_directory, publish, steps_in
-from pretrax.checkpoint.memory_pieces import Piece, keep_only, line_of, piece_facts, remove_piece
+from pretrax.checkpoint.memory_pieces import Piece, PiecedState, keep_only, line_of, piece_facts, remove_piece
+from pretrax.checkpoint.peers import Peers
 from pretrax.checkpoint.state_files import HostFiles, copy_to_host, held_shards
 from pretrax.errors import Report
 from pretrax.system.cores import available_memory
 
+_METADATA = 64 << 20  # bytes of a piece besides arrays, at most
 _STATES = 2  # that the memory holds at most
 _USABLE = 0.75  # of the free memory of a host
 _SHARE = 0.01  # of the time of steps that states in memory may cost
@@ -39,11 +41,14 @@ class Memory(contextlib.AbstractContextManager['Memory']):
     Args:
         directory: for the pieces on this host; None: no launcher has made one.
         every: steps between states; 0: none; None: as many as keep the cost below 1 % of the time.
+        copies: of each piece on other hosts; None: 1.
     """
 
-    def __init__(self, directory: pathlib.Path | None, every: int | None, report: Report):
+    def __init__(self, directory: pathlib.Path | None, every: int | None, report: Report, copies: int | None = None):
         self._directory, self._fixed, self._report = directory, every, report
         self._token, self._rollbacks = broadcast('memory', secrets.token_hex(4)), 0
+        self._peers = Peers(directory, copies)
+        self._without_copy = ''  # why a process could not copy the last state
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='memory')
         self._writing: concurrent.futures.Future[tuple[int, str]] | None = None
         self._every, self._due = 0, 0  # steps between states, 0: none are kept; and the next of these steps
@@ -68,14 +73,24 @@ class Memory(contextlib.AbstractContextManager['Memory']):
             used = sum(sum(piece.manifest.sizes.values()) for piece in self._source)
             free = min(shutil.disk_usage(self._directory).free, _USABLE * available_memory())
         texts = gather('memory', json.dumps([place, size, used, free]))
-        if why_not := broadcast('memory', _why_not(self._fixed, [json.loads(text) for text in texts])):
+        said = [json.loads(text) for text in texts]
+        decided = json.dumps([_why_not(self._fixed, said, self._peers.copies), max([each[1] for each in said] or [0])])
+        why_not, largest = json.loads(broadcast('memory', decided))
+        if why_not:
             return f'none: {why_not}'
+        self._peers.begin(2 * largest + _METADATA)
         self._every = self._fixed or 1
         self._due = step + self._every
         often = (
             f'every {self._fixed} steps' if self._fixed else f'as often as it costs less than {_SHARE:.0%} of the time'
         )
-        return f'{often}, in {self._directory}; at most {_STATES} x {size / 1e9:.3g} GB of each process'
+        copies = f'; copies of it: {self._peers.description}' if self._peers.copies else ''
+        states = _STATES * (1 + self._peers.copies)
+        return f'{often}, in {self._directory}; at most {states} x {size / 1e9:.3g} GB of each process{copies}'
+
+    def states(self) -> list[PiecedState]:
+        """The states that can be restored from memory, the oldest first."""
+        return self._peers.states()
 
     def is_due(self, step: int) -> bool:
         """Whether to save the state of a step."""
@@ -134,6 +149,7 @@ class Memory(contextlib.AbstractContextManager['Memory']):
         """Waits until the newest state is whole."""
         self.wait()
         self._thread.shutdown()
+        self._peers.close()
 
     def _finish(
         self,
@@ -159,11 +175,16 @@ class Memory(contextlib.AbstractContextManager['Memory']):
                 publish(place, own, step, description, arrays, written)
         except Exception as error:  # the memory is full, or the launcher has ended
             problem = f'{place}: {error.strerror if isinstance(error, OSError) else error}'
+        not_copied = '' if problem else self._peers.copy(f'{jax.process_index()}/{step}')
         write = time.perf_counter() - began
         if _shares_memory():
             cost = max(cost, write)
-        texts = gather('memory', json.dumps([problem, cost, write, per_step]))
-        every, message = json.loads(broadcast('memory', self._decide([json.loads(text) for text in texts])))
+        if not_copied:
+            not_copied = f'step {step} has no copy in the memory of {not_copied}'
+        texts = gather('memory', json.dumps([problem, cost, write, per_step, not_copied]))
+        said = [json.loads(text) for text in texts]
+        without = next((f'{text} (process {i})' for i, (*_, text) in enumerate(said) if text), '')
+        every, message = json.loads(broadcast('memory', self._decide([each[:4] for each in said], without)))
         if not every:
             remove_piece(place)
             self._remove(self._steps())
@@ -181,7 +202,7 @@ class Memory(contextlib.AbstractContextManager['Memory']):
         for step in steps:
             remove_piece(self._directory / str(jax.process_index()) / str(step))
 
-    def _decide(self, said: list[tuple[str, float, float, float]]) -> str:
+    def _decide(self, said: list[tuple[str, float, float, float]], without_copy: str = '') -> str:
         """The steps between states from now on, and what to report, as JSON. Runs in process 0."""
         if problem := next((f'{text} (process {i})' for i, (text, *_) in enumerate(said) if text), ''):
             return json.dumps([0, f'WARNING: states are not kept in memory any more: {problem}. Training continues'])
@@ -195,6 +216,9 @@ class Memory(contextlib.AbstractContextManager['Memory']):
                 f'states are kept in memory every {every} steps: one takes {1000 * cost:.3g} ms of the steps, and '
                 f'a step {1000 * per_step:.3g} ms'
             )
+        if without_copy and not self._without_copy:
+            message = f'WARNING: {without_copy}. Training continues, and copies the next state'
+        self._without_copy = without_copy
         return json.dumps([every, message])
 
 
@@ -203,7 +227,7 @@ def _shares_memory() -> bool:
     return jax.local_devices()[0].platform == 'cpu'
 
 
-def _why_not(every: int | None, said: list[tuple[str, int, int, int]]) -> str:
+def _why_not(every: int | None, said: list[tuple[str, int, int, int]], copies: int) -> str:
     """Why no states are kept; '': they are. Runs in process 0.
 
     Args:
@@ -214,7 +238,7 @@ def _why_not(every: int | None, said: list[tuple[str, int, int, int]]) -> str:
         return 'checkpoint.memory.every is 0'
     sizes: dict[str, int] = collections.defaultdict(int)
     for place, size, _, _ in said:
-        sizes[place] += size
+        sizes[place] += size * (1 + copies)
     if '' in sizes:
         return 'no launcher keeps it; `pretrax launch` does'
     for place, _, used, free in said:

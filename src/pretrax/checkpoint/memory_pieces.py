@@ -10,17 +10,18 @@ Pieces belong together if they have the same step and the same `line`: the name 
 rollbacks. So steps that were trained twice are never mixed.
 """
 
-import collections
 import contextlib
 import io
+import itertools
 import os
 import pathlib
 import shutil
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from pretrax.checkpoint.chunks import Chunks
-from pretrax.checkpoint.files import Files, open_file
+from pretrax.checkpoint.chunks import Chunks, Index, overlap
+from pretrax.checkpoint.files import File, Files, open_file
 from pretrax.checkpoint.manifest import (
     DELETING,
     UNFINISHED,
@@ -73,43 +74,74 @@ class PiecedState(Files):
     """A state of which some pieces can be reached.
 
     Args:
-        pieces: of one step and one line, those that are to be read first first.
+        step, line: of all pieces.
+        pieces: those that are to be read first first.
+        further: reaches for pieces of other hosts, which are read if the others do not have a file as it was written;
+            one of them is that of process 0. None: there are none.
 
     Attributes:
-        step, line: of all pieces.
+        read: where the files were that have been read, for reports.
     """
 
-    def __init__(self, pieces: list[Piece]):
-        self.step, self.line = pieces[0].step, pieces[0].line
-        self._copies: dict[str, list[Piece]] = collections.defaultdict(list)
+    def __init__(self, step: int, line: str, pieces: Iterable[Piece], further: Iterator[Piece] | None = None):
+        self.step, self.line, self.read = step, line, set[str]()
+        self._copies: dict[str, list[Piece]] = {}
+        self._files: dict[str, File] = {}
+        self._first: Manifest | None = None
+        self._writers: set[int] = set()
+        self._further, self._reaching = further, threading.Lock()
         for piece in pieces:
-            for name in piece.manifest.files:
-                self._copies[name].append(piece)
-        self._writers = {piece.writer for piece in pieces}
-        first = min(pieces, key=lambda piece: piece.writer).manifest
-        files = {name: copies[0].manifest.files[name] for name, copies in self._copies.items()}
-        description = first.description | {'where': ' and '.join(dict.fromkeys(piece.where for piece in pieces))}
-        self._manifest = first.model_copy(update={'files': files, 'description': description})
+            self._add(piece)
+
+    def _add(self, piece: Piece) -> None:
+        self._first = self._first or piece.manifest
+        self._writers.add(piece.writer)
+        for name, file in piece.manifest.files.items():
+            self._files.setdefault(name, file)
+            self._copies.setdefault(name, []).append(piece)
 
     def __str__(self) -> str:
         return f'of step {self.step} in memory'
 
-    def manifest(self) -> Manifest:
-        """The manifest of the whole state; its description says `where` the pieces are.
+    def manifest(self, needed: Mapping[str, Collection[Index]] | None = None) -> Manifest:
+        """The manifest of the files that can be read.
 
-        Raises DamagedError if a chunk of an array is in no piece, or that of process 0 is missing: when it is whole,
-        the metrics of the step are written.
+        Args:
+            needed: reach for pieces until these parts of arrays are there; {}: read no array; None: read all of them.
+
+        Raises DamagedError if a part is in no piece, or that of process 0 is missing: when it is whole, the metrics of
+        the step are written.
         """
-        if 0 not in self._writers:
+        first = self._first or self._reach()
+        if first is None or (self._further is None and 0 not in self._writers):
             raise damaged(self, 'the piece of process 0 is missing')
-        for name in self._manifest.arrays:
-            for file, _ in Chunks(self, self._manifest, name):
-                if file not in self._copies:
-                    raise damaged(self, f'{file} is in no piece')
-        return self._manifest
+        manifest = first.model_copy(update={'files': self._files})
+        for name in manifest.arrays if needed is None else needed:
+            for file, at in Chunks(self, manifest, name):
+                if needed is None or any(overlap(index, at) is not None for index in needed[name]):
+                    while file not in self._copies:
+                        if self._reach() is None:
+                            raise damaged(self, f'{file} is in no piece')
+        return manifest
+
+    def _reach(self) -> Manifest | None:
+        """Adds the next one of the further pieces; None: there is none."""
+        with self._reaching:
+            piece = next(self._further, None) if self._further is not None else None
+            if piece is not None:
+                self._add(piece)
+        return piece and piece.manifest
+
+    def _pieces_with(self, name: str) -> Iterator[Piece]:
+        """The pieces that have a file, also further ones."""
+        for number in itertools.count():
+            while len(self._copies.get(name, ())) <= number:
+                if self._reach() is None:
+                    return
+            yield self._copies[name][number]
 
     def open(self, name: str) -> io.RawIOBase | io.BytesIO:
-        for piece in self._copies.get(name, ()):
+        for piece in self._pieces_with(name):
             file = piece.manifest.files[name]
             with contextlib.suppress(OSError):
                 stream = piece.open(name)
@@ -117,6 +149,7 @@ class PiecedState(Files):
                     with stream:
                         stream = io.BytesIO(stream.read() or b'')
                 if digest(stream) == (file.size, file.xxh3):
+                    self.read.add(piece.where)
                     stream.seek(0)
                     return stream
                 stream.close()
@@ -140,12 +173,21 @@ def pieces_in(memory: pathlib.Path | None) -> list[Piece]:
     return pieces
 
 
-def states_of(pieces: Iterable[Piece], reader: int = 0) -> list[PiecedState]:
-    """The states that pieces belong to, the oldest first. The process `reader` reads what it wrote itself first."""
-    states = collections.defaultdict(list)
+def states_of(
+    pieces: Iterable[Piece],
+    reader: int = 0,
+    known: Iterable[tuple[int, str]] = (),
+    further: Callable[[int, str], Iterator[Piece] | None] = lambda step, line: None,
+) -> list[PiecedState]:
+    """The states that pieces belong to, the oldest first. The process `reader` reads what it wrote itself first.
+
+    Args:
+        known: steps and lines of states of which further pieces can be reached, and how.
+    """
+    states: dict[tuple[int, str], list[Piece]] = {key: [] for key in known}
     for piece in sorted(pieces, key=lambda piece: (piece.writer != reader, piece.writer)):
-        states[piece.step, piece.line].append(piece)
-    return [PiecedState(states[key]) for key in sorted(states)]
+        states.setdefault((piece.step, piece.line), []).append(piece)
+    return [PiecedState(*key, states[key], further(*key)) for key in sorted(states)]
 
 
 def newest_in(memory: pathlib.Path | None) -> int:

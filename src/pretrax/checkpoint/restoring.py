@@ -11,7 +11,6 @@ the order of the array, so on the mesh that wrote them a process mostly verifies
 import collections
 import concurrent.futures
 import contextlib
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pretrax.checkpoint.agreement import agree, broadcast, from_process_0, gather
+from pretrax.checkpoint.agreement import agree, from_process_0, gather
 from pretrax.checkpoint.chunks import Chunks, Index, bounds, check_file, overlap
 from pretrax.checkpoint.files import Files, Place
 from pretrax.checkpoint.keep import has_finite_state, is_good
@@ -40,6 +39,7 @@ from pretrax.checkpoint.manifest import (
 from pretrax.checkpoint.memory_pieces import PiecedState
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath
+from pretrax.system.process_hosts import described
 
 _AHEAD = 8 << 30  # bytes of arrays that may wait in host memory for their device
 _THREADS = 8
@@ -71,6 +71,8 @@ def _restore(place: Place, manifest: Manifest, like: Any) -> Any:
     fields = like.keys() if isinstance(like, dict) else {name.split('.')[0] for name in manifest.arrays}
     _check_arrays(place, manifest.arrays, named_arrays(like), set(fields))
     with _together():
+        if isinstance(place, PiecedState):
+            manifest = place.manifest({name: _held_by(leaf) for name, leaf in named_leaves(like)})
         return _read_arrays(place, manifest, like)
 
 
@@ -99,7 +101,7 @@ def restore_newest(
     say: Callable[[str], None],
     check: Callable[[dict[str, Any]], None] = lambda description: None,
     good: bool = False,
-    memory: Sequence[PiecedState] | None = None,
+    memory: Sequence[PiecedState] = (),
 ) -> tuple[int, Any, dict[str, Any]] | None:
     """Restores the newest undamaged checkpoint with a finite state, or a newer state in memory. Reports what it skips.
 
@@ -109,7 +111,7 @@ def restore_newest(
         check: receives the description of a state before it is read; raises UserError if the state must not be used.
         good: restores only checkpoints that a rollback may return to. Otherwise, if no state is finite, the newest one
             is restored as it is.
-        memory: states that this process can reach in memory; None: in all processes, that no memory is to be used.
+        memory: states in memory, the same ones in all processes.
 
     Returns:
         Step, state and description, or None if there is no such checkpoint.
@@ -119,16 +121,18 @@ def restore_newest(
     """
     # A shared file system may show different processes different files for a while.
     steps = from_process_0('steps', lambda: steps_in(directory))
-    candidates = sorted([(step, '') for step in steps] + (_agreed(memory) if memory is not None else []))
+    candidates = sorted([(step, '') for step in steps] + [(state.step, state.line) for state in memory])
     damaged: set[int] = set()
     not_finite: list[int] = []
 
     def attempt(step: int, line: str, may_use: Callable[[Any], bool]) -> tuple[int, Any, dict[str, Any]] | None:
         try:
-            place, manifest = _read(memory or (), step, line) if line else _read_agreed(directory, step)
+            place, manifest = _read(memory, step, line) if line else _read_agreed(directory, step)
             if may_use(manifest.description):
                 check(manifest.description)
-                return step, _restore(place, manifest, like), manifest.description
+                restored = _restore(place, manifest, like)
+                where = {'where': _where(place)} if isinstance(place, PiecedState) else {}
+                return step, restored, manifest.description | where
             if not has_finite_state(manifest.description):
                 not_finite.append(step)
         except DamagedError as error:
@@ -153,20 +157,23 @@ def restore_newest(
     return None
 
 
-def _agreed(memory: Sequence[PiecedState]) -> list[tuple[int, str]]:
-    """Step and line of the states in memory of which any process can reach a piece."""
-    texts = gather('in memory', json.dumps([(state.step, state.line) for state in memory]))
-    states = {(step, line) for text in texts for step, line in json.loads(text)}
-    return [(step, line) for step, line in json.loads(broadcast('in memory', json.dumps(sorted(states))))]
-
-
 def _read(memory: Sequence[PiecedState], step: int, line: str) -> tuple[PiecedState, Manifest]:
-    """A state in memory, and its manifest. Raises DamagedError in all processes if one cannot reach all of it."""
+    """A state in memory and the manifest of a piece. Raises DamagedError in all processes if one can reach no piece."""
     with _together():
         state = next((state for state in memory if (state.step, state.line) == (step, line)), None)
         if state is None:
             raise DamagedError(f'the checkpoint of step {step} in memory is out of reach')
-        return state, state.manifest()
+        return state, state.manifest({})
+
+
+def _where(state: PiecedState) -> str:
+    """Whose memory the processes have read, in process 0: 'memory of this machine (process 0), memory of b (1)'."""
+    groups = collections.defaultdict(list)
+    for process, text in enumerate(gather('where', ' and '.join(sorted(state.read)))):
+        groups[text].append(process)
+    return ', '.join(
+        text if len(groups) == 1 else f'{text} ({described(processes, {})})' for text, processes in groups.items()
+    )
 
 
 def _read_arrays(place: Place, manifest: Manifest, like: Any) -> Any:
@@ -205,8 +212,7 @@ class _Incoming:
 
     def __init__(self, chunks: 'Chunks', like: Any, mine: set[str], pool: concurrent.futures.Executor):
         self.like = like
-        indices = like.sharding.addressable_devices_indices_map(like.shape).values()
-        self.held = {index: _aligned(index, chunks.dtype) for index in {bounds(i, like.shape) for i in indices}}
+        self.held = {index: _aligned(index, chunks.dtype) for index in _held_by(like)}
         self.size = sum(array.nbytes for array in self.held.values())
         self.futures = [
             pool.submit(chunks.read, file, at, targets, file in mine)
@@ -229,6 +235,12 @@ class _Incoming:
             array.block_until_ready()  # then the host memory can be freed
         self.held.clear()
         return array
+
+
+def _held_by(like: Any) -> set[Index]:
+    """The parts of an array that the devices of this process hold."""
+    indices = like.sharding.addressable_devices_indices_map(like.shape).values()
+    return {bounds(index, like.shape) for index in indices}
 
 
 def _aligned(index: Index, dtype: Any) -> np.ndarray:

@@ -18,7 +18,8 @@ import socket
 import threading
 from typing import Any
 
-from pretrax.checkpoint.manifest import MANIFEST, PARTIAL, digests_of, parse_manifest
+from pretrax.checkpoint.manifest import MANIFEST, PARTIAL, digests_of, parse_manifest, steps_in
+from pretrax.checkpoint.memory_pieces import remove_piece
 from pretrax.system.digest import BLOCK
 from pretrax.system.rendezvous import Line, listener
 
@@ -28,7 +29,7 @@ _LONGEST = 256  # bytes of a line before that
 _CONNECTIONS = 64  # that a process serves at a time; the others wait
 _IDLE = 600.0  # seconds for a further request
 # A stranger, a torn connection, a request that is none, or a piece that cannot be received.
-_REFUSED = (OSError, ValueError, KeyError, TypeError, AttributeError)
+REFUSED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 _PIECE = re.compile('(0|[1-9][0-9]{0,8})/(0|[1-9][0-9]{0,17})')
 
 
@@ -45,14 +46,14 @@ class PieceServer:
     Args:
         directory: the memory of this host, which has the pieces.
         address: address of this machine at which it listens; '': all of them.
-        largest: bytes of a piece that it receives, at most.
 
     Attributes:
+        largest: bytes of a piece that it receives, at most.
         port: where it listens.
     """
 
-    def __init__(self, directory: pathlib.Path, secret: str, address: str, largest: int):
-        self._directory, self._secret, self._largest = directory, secret, largest
+    def __init__(self, directory: pathlib.Path, secret: str, address: str, largest: int = 0):
+        self._directory, self._secret, self.largest = directory, secret, largest
         self._listener = listener(address, 0, _CONNECTIONS)
         self._free = threading.Semaphore(_CONNECTIONS)
         self.port: int = self._listener.getsockname()[1]
@@ -78,7 +79,7 @@ class PieceServer:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            with contextlib.closing(Line(connection, '')) as line, contextlib.suppress(*_REFUSED):
+            with contextlib.closing(Line(connection, '')) as line, contextlib.suppress(*REFUSED):
                 _greet(line, self._secret, 'server')
                 while True:
                     self._answer(line, line.receive(_IDLE))
@@ -93,11 +94,11 @@ class PieceServer:
             place = self._directory / f'{name}.{secrets.token_hex(4)}{PARTIAL}'
             try:
                 self._receive(line, place, request['manifest'].encode())
-                shutil.rmtree(self._directory / name, ignore_errors=True)  # of an attempt before, which came as far
+                remove_piece(self._directory / name)  # of an attempt before, which came as far
                 place.rename(self._directory / name)
                 line.send({})
-            except _REFUSED as error:
-                shutil.rmtree(place, ignore_errors=True)
+            except REFUSED as error:
+                remove_piece(place)
                 line.send({'problem': str(error)[:300]})
                 raise
             return
@@ -114,13 +115,19 @@ class PieceServer:
             line.send({'problem': str(error.strerror)})
 
     def _receive(self, line: Line, place: pathlib.Path, content: bytes) -> None:
-        """Receives a piece with this manifest. Raises ValueError if it is too large, not whole or damaged."""
-        manifest = parse_manifest(content)
+        """Receives a piece with this manifest. Raises ValueError if it is too large, not whole or damaged.
+
+        It replaces all pieces of its writer but the newest one, which stays until this one is whole in all processes.
+        """
+        manifest = parse_manifest(content, place)
         total = sum(manifest.sizes.values())
         if place.name.partition('.')[0] != str(manifest.step):
             raise ValueError('it is not the name of this piece')
-        if total > self._largest:
-            raise ValueError(f'the piece has {total} bytes, and at most {self._largest} are expected')
+        if total > self.largest:
+            raise ValueError(f'the piece has {total} bytes, and at most {self.largest} are expected')
+        steps = steps_in(place.parent)
+        for step in [step for step in steps if step < manifest.step][:-1] + [s for s in steps if s > manifest.step]:
+            remove_piece(place.parent / str(step))
         if total > shutil.disk_usage(self._directory).free:
             raise ValueError(f'there is no room for {total} bytes in {self._directory}')
         line.send({})
@@ -163,7 +170,7 @@ class Peer(contextlib.AbstractContextManager['Peer']):
         content = (directory / name / MANIFEST).read_bytes()
         self._ask(piece=name, manifest=content.decode())
         try:
-            for path, size in parse_manifest(content).sizes.items():
+            for path, size in parse_manifest(content, directory / name).sizes.items():
                 with (directory / name / path).open('rb') as stream:
                     sent = self._line.connection.sendfile(stream, 0, size) if size else 0
                 if sent != size:

@@ -64,7 +64,7 @@ def _start(
 ) -> None:
     """Makes or restores the state, reads a batch, and compiles the step."""
     directory = config.run_dir / 'checkpoints'
-    start = restore_or_start(run, directory, allow_changes, report)
+    start = restore_or_start(run, directory, (), allow_changes, report)
     check_behavior(run, start.state)
     first, number = int(start.state.step), int(start.state.batch)
     began = time.perf_counter()

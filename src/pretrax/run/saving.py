@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrax import __version__
-from pretrax.checkpoint import Checkpoints, Keep, Memory, SaveError
+from pretrax.checkpoint import Checkpoints, Keep, Memory, SaveError, memory_directory
 from pretrax.config.schema import Checkpoint
 from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.run.setup import Run
@@ -29,6 +29,11 @@ def open_checkpoints(section: Checkpoint, run_dir: AnyPath, directory: 'RunDirec
         directory.write(NEWEST, f'{step}\n'.encode())
 
     return Checkpoints(run_dir / 'checkpoints', keep, record, directory.upload, directory.confirm)
+
+
+def open_memory(section: Checkpoint, report: Report) -> Memory:
+    """The states of a run in the memory of its hosts."""
+    return Memory(memory_directory(), section.memory.every, report, section.memory.copies)
 
 
 def had_checkpoints(run_dir: AnyPath) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import jax
 
-from pretrax.checkpoint import Checkpoints, Memory, memory_directory
+from pretrax.checkpoint import Checkpoints, Memory
 from pretrax.config import RunConfig, resolved_yaml
 from pretrax.errors import Report
 from pretrax.observe.profile import profiled
@@ -18,7 +18,7 @@ from pretrax.run.contracts import check_behavior, keeping_traceback
 from pretrax.run.directory import RunDirectory, open_directory
 from pretrax.run.processes import exiting_on_error, is_first_process, join_processes
 from pretrax.run.resume import check_unchanged, writable
-from pretrax.run.saving import open_checkpoints, wait_until_saved
+from pretrax.run.saving import open_checkpoints, open_memory, wait_until_saved
 from pretrax.run.setup import Run, prepare_and_report
 from pretrax.run.start import Start, restore_or_start
 from pretrax.run.start_check import check_start
@@ -75,11 +75,11 @@ def open_session(config: RunConfig, allow_changes: bool, verbose: bool, progress
             check_unchanged(config, allow_changes, report)
             run, startup = prepare_and_report(config, report, verbose)
             checkpoints = open_checkpoints(config.checkpoint, config.run_dir, directory)
-            memory = Memory(memory_directory(), config.checkpoint.memory.every, report)
+            memory = open_memory(config.checkpoint, report)
             requests = Requests(config.faults.time_limit_minutes)
             with jax.set_mesh(run.mesh), checkpoints, memory, contextlib.closing(progress), requests.listening():
                 restoring = time.perf_counter()
-                start = restore_or_start(run, checkpoints.directory, allow_changes, report)
+                start = restore_or_start(run, checkpoints.directory, memory.states(), allow_changes, report)
                 restored = time.perf_counter()
                 check_behavior(run, start.state)
                 checkpoints.continue_from(start.step)

@@ -1,11 +1,10 @@
 """The state that training starts from: restored from the newest checkpoint, warm from other weights, or fresh."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
-import jax
-
-from pretrax.checkpoint import memory_directory, pieces_in, restore_newest, states_of
+from pretrax.checkpoint import PiecedState, restore_newest
 from pretrax.config import feature
 from pretrax.errors import Report
 from pretrax.run.resume import check_same_data
@@ -28,8 +27,13 @@ class Start:
     description: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the checkpoint; {}: none
 
 
-def restore_or_start(run: Run, checkpoints: AnyPath, allow_changes: bool, report: Report) -> Start:
+def restore_or_start(
+    run: Run, checkpoints: AnyPath, memory: Sequence[PiecedState], allow_changes: bool, report: Report
+) -> Start:
     """Restores the newest readable checkpoint of a run, or starts it. The mesh of the run must be set.
+
+    Args:
+        memory: the states in memory.
 
     Raises:
         UserError: checkpoints exist, but none is readable; the data has changed; or `init_from`, the teacher or
@@ -43,8 +47,7 @@ def restore_or_start(run: Run, checkpoints: AnyPath, allow_changes: bool, report
 
     constants = run.teaching.begin(run, report) if run.teaching else None
     like = run.like._replace(constants=None)
-    states = states_of(pieces_in(memory_directory()), jax.process_index())
-    restored = restore_newest(checkpoints, by_weight(like), report, check, memory=states)
+    restored = restore_newest(checkpoints, by_weight(like), report, check, memory=memory)
     if restored is None:
         return Start(initial_state(run, report)._replace(constants=constants))
     step, state, description = restored
