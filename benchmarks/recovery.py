@@ -4,11 +4,13 @@ machine.
     uv run python benchmarks/recovery.py                  # all engines whose programs are installed
     uv run python benchmarks/recovery.py local slurm      # some of them
 
-A small run trains in two processes. It loses one by SIGKILL, by SIGSTOP and, where the engine has machines, with its
-machine. For each loss: the seconds until the launcher has noticed, and until a new step is done. At the end, the losses
-of all steps are compared with those of a run that nobody disturbed; the exit code is 1 if one differs. Slurm is a
-cluster of four nodes in namespaces of this machine, ssh goes to servers on addresses of the loopback, and Ray is a
-local cluster: the delays of a network are not in these numbers, and compilation is that of a tiny model.
+A small run trains in two processes, and makes a checkpoint every 100 steps. Half way between two checkpoints, it
+loses one by SIGKILL, by SIGSTOP and, where the engine has machines, with its machine. For each loss: the seconds
+until the launcher has noticed, and until a new step is done, and the steps that were trained again. A second run
+does the same without standbys (local and ssh) and without states in memory. At the end, the losses of all steps are
+compared with those of a run that nobody disturbed; the exit code is 1 if one differs. Slurm is a cluster of four
+nodes in namespaces of this machine, ssh goes to servers on addresses of the loopback, and Ray is a local cluster:
+the delays of a network are not in these numbers, and compilation is that of a tiny model.
 """
 
 import argparse
@@ -38,6 +40,9 @@ from launched import write_run  # type: ignore[import-not-found]  # noqa: E402
 
 PATIENCE = 300.0  # seconds
 STEPS = 1000000  # more than it has time for
+EVERY = 100  # steps between two checkpoints
+# Changes of the configuration, for both runs of an engine.
+SIDES = {'standbys, memory': 'checkpoint.memory.every=1', 'neither': 'checkpoint.memory.every=0'}
 # What an engine alone would wait before it acts, by default.
 OWN_TIMEOUTS = {
     'local': 'JAX heartbeat 100 s (pretrax sets 20 s, here 3 s)',
@@ -53,14 +58,19 @@ class Engine:
 
     Args:
         directory: for the configuration and the runs.
+        side: one of `SIDES`.
     """
 
     name = ''
+    without: tuple[str, ...] = ()  # options that switch its standbys off
     machines = False  # whether it can lose one
 
-    def __init__(self, directory: Path):
-        self.config = write_run(directory, steps=STEPS, faults={'heartbeat_seconds': 3, 'hang_seconds': 20})
+    def __init__(self, directory: Path, side: str):
+        changes: dict[str, Any] = {'checkpoint': {'every': EVERY, 'keep': 100}}
+        changes['faults'] = {'heartbeat_seconds': 3, 'hang_seconds': 20}
+        self.config = write_run(directory, steps=STEPS, **changes)
         self.directory = directory
+        self.words = [SIDES[side], *(self.without if side == 'neither' else ())]
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
@@ -89,7 +99,7 @@ def environment() -> dict[str, str]:
 
 
 class Local(Engine):
-    name = 'local'
+    name, without = 'local', ('--no-standbys',)
 
     def launch(self, run: Path) -> subprocess.Popen[bytes]:
         return self.start('local', run, '-n', '2', '--devices-per-process', '1')
@@ -99,8 +109,8 @@ class Local(Engine):
         command = [sys.executable, '-m', 'pretrax', 'launch', engine, str(self.config), f'run_dir={run}']
         with run.with_suffix('.txt').open('ab') as output:
             return subprocess.Popen(
-                [*command, *options, '--retries', '9'], env=os.environ | environment(), stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, cwd=self.directory,
+                [*command, *self.words, *options, '--retries', '9'], env=os.environ | environment(),
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=self.directory,
             )  # fmt: skip
 
 
@@ -143,6 +153,7 @@ class OnSlurm(Engine):
             'launch',
             'slurm',
             str(self.config),
+            *self.words,
             f'run_dir={run}',
             '--nodes',
             '2',
@@ -163,7 +174,7 @@ class OnSlurm(Engine):
 
 
 class OnRay(Local):
-    name, machines = 'ray', True
+    name, machines, without = 'ray', True, ()
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
@@ -211,9 +222,11 @@ def until[T](done: Callable[[], T], what: str, run: Path, launcher: subprocess.P
         time.sleep(0.05)
 
 
-def measure(kind: type[Engine], times: int, directory: Path) -> tuple[list[dict[str, Any]], dict[int, float]]:
+def measure(
+    kind: type[Engine], side: str, times: int, directory: Path
+) -> tuple[list[dict[str, Any]], dict[int, float]]:
     """Loses processes and machines. Returns what was lost with its times, and the loss of every step."""
-    engine = kind(directory)
+    engine = kind(directory, side)
     run, found = directory / 'run', []
     with engine.ready():
         launcher = engine.launch(run)
@@ -222,9 +235,10 @@ def measure(kind: type[Engine], times: int, directory: Path) -> tuple[list[dict[
             losses = [loss for loss in LOSSES if loss != 'machine lost' or engine.machines]
             for loss in losses * times:
                 seen(lambda: len(events(run, 'stepped')) >= len(started(run)) > 0, 'a step')
-                newest = seen(lambda: checkpoints(run), 'a checkpoint')[-1]
-                seen(lambda newest=newest: checkpoints(run)[-1] > newest, 'a new checkpoint')
-                at = time.time()
+                newest = (checkpoints(run) or [0])[-1]
+                newest = seen(lambda newest=newest: [step for step in checkpoints(run) if step > newest], 'a save')[0]
+                seen(lambda newest=newest: newest_step(run) >= newest + EVERY // 2, 'half an interval')
+                at, step = time.time(), newest_step(run)
                 if loss == 'machine lost':
                     engine.lose_machine()
                 else:
@@ -234,8 +248,9 @@ def measure(kind: type[Engine], times: int, directory: Path) -> tuple[list[dict[
                     engine.restore_machine()
                 again = seen(lambda at=at: after(run, 'stepped', at), loss)
                 found.append({
-                    'engine': engine.name, 'lost': loss, 'noticed': round(noticed[0] - at, 2),
+                    'engine': engine.name, 'kept': side, 'lost': loss, 'noticed': round(noticed[0] - at, 2),
                     'trains again': round(again[0]['time'] - at, 2),
+                    'steps lost': max(0, step - after(run, 'began', at)[-1]['step']),
                 })  # fmt: skip
                 print(found[-1], flush=True)
         finally:
@@ -261,13 +276,17 @@ def checkpoints(run: Path) -> list[int]:
     return sorted(int(path.name) for path in (run / 'checkpoints').glob('[0-9]*') if path.name.isdecimal())
 
 
+def newest_step(run: Path) -> int:
+    return max(losses_of(run), default=0)
+
+
 def losses_of(run: Path) -> dict[int, float]:
     return {line['step']: line['loss'] for line in read_metrics(run / 'metrics.jsonl')}
 
 
 def undisturbed(steps: int, directory: Path) -> dict[int, float]:
     """The loss of every step of a run of this length that loses no process."""
-    engine = Local(directory)
+    engine = Local(directory, 'neither')
     with engine.start(
         'local', directory / 'alone', '-n', '2', '--devices-per-process', '1', f'steps={steps}'
     ) as launcher:
@@ -284,13 +303,15 @@ def table(result: dict[str, Any]) -> str:
         'Seconds, median of the losses; the losses of all steps equal those of an undisturbed run.',
         f'Programs in the queue of the cores, averaged over the last five minutes of the measurement: '
         f'{result["load"]}.', '',
-        '| engine | lost | noticed after | trains again after | what the engine alone would wait |',
-        '|---|---|---|---|---|',
+        '| engine | lost | kept | noticed after | trains again after | steps lost | what the engine alone would wait |',
+        '|---|---|---|---|---|---|---|',
     ]  # fmt: skip
-    for engine, lost in dict.fromkeys((row['engine'], row['lost']) for row in result['losses']):
-        rows = [row for row in result['losses'] if (row['engine'], row['lost']) == (engine, lost)]
+    keys = dict.fromkeys((row['engine'], row['lost'], row['kept']) for row in result['losses'])
+    for engine, lost, kept in sorted(keys, key=lambda key: (key[0], key[1])):
+        rows = [row for row in result['losses'] if (row['engine'], row['lost'], row['kept']) == (engine, lost, kept)]
         medians = [f'{statistics.median(row[key] for row in rows):.1f}' for key in ('noticed', 'trains again')]
-        lines.append(f'| {engine} | {lost} | {" | ".join(medians)} | {OWN_TIMEOUTS[engine]} |')
+        steps = f'{statistics.median(row["steps lost"] for row in rows):.0f}'
+        lines.append(f'| {engine} | {lost} | {kept} | {" | ".join(medians)} | {steps} | {OWN_TIMEOUTS[engine]} |')
     return '\n'.join(lines) + '\n'
 
 
@@ -306,9 +327,10 @@ def main() -> int:
         for kind in ENGINES:
             if asked.engines and kind.name not in asked.engines:
                 continue
-            (directory := Path(scratch) / kind.name).mkdir()
-            losses, steps[kind.name] = measure(kind, asked.times, directory)
-            found += losses
+            for number, side in enumerate(SIDES):
+                (directory := Path(scratch) / f'{kind.name}-{number}').mkdir()
+                losses, steps[f'{kind.name}, {side}'] = measure(kind, side, asked.times, directory)
+                found += losses
         reference = undisturbed(max(map(len, steps.values())), Path(scratch))
     differ = [name for name, losses in steps.items() if losses != {step: reference[step] for step in losses}]
     if differ:

@@ -339,6 +339,13 @@ wait()
     assert len(waited & set(local.events('started')[1]['processes'])) == 1
 
 
+def test_standbys_can_be_switched_off(values, tmp_path, capsys):
+    (config := tmp_path / 'run.yaml').write_text(json.dumps(values | {'mesh': {'d': 2}}))
+    with pytest.raises(SystemExit) as ended:
+        main(['launch', 'local', str(config), '-n', '2', '--no-standbys', '--unchecked', '--dry-run'])
+    assert ended.value.code in (None, 0), capsys.readouterr().err
+
+
 @pytest.mark.parametrize('end', [signal.SIGKILL, signal.SIGINT])
 def test_no_standby_outlives_its_launcher(local, values, end):
     program = """

@@ -64,7 +64,8 @@ class Verb(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing and any(parameter.name == 'overrides' for parameter in self.params):
-            declared = {option for parameter in self.params for option in parameter.opts if option.startswith('--')}
+            names = [name for each in self.params for name in (*each.opts, *each.secondary_opts)]
+            declared = {name for name in names if name.startswith('--')}
             _check_spelling(ctx.command_path, args, {'--help', *declared})
         return super().parse_args(ctx, args)
 
