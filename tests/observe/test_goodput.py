@@ -5,7 +5,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pretrax.observe.attempts import is_event, note, read_attempts, touch
@@ -96,11 +96,16 @@ class History:
         if killed_in:
             return self.killed(began=True)
         self.spend('kept')
-        self.saved = self.truth['kept']
-        self.write(self.draw.choice(['finished', 'stopped']), step=3, why='')
-        self.spend('idle', 2.0)
+        self.alive, self.saved = self.now, self.truth['kept']
+        event = self.draw.choice(['finished', 'stopped', 'failed'])
+        if event == 'failed':
+            self.spend('detection')
+        self.write(event, step=3, why='')
         if self.has_launcher:
-            self.write('ended', why='', code=0, step=3, noticed=self.now)
+            self.spend('detection' if event == 'failed' else 'idle', 2.0)
+            self.write('ended', why='', code=int(event == 'failed'), step=3, noticed=self.now)
+            self.spend('scheduling' if event == 'failed' else 'idle', 100.0)
+        elif not is_last:
             self.spend('idle', 100.0)
         return None
 
@@ -162,6 +167,7 @@ pauses = st.fixed_dictionaries(
 
 
 @given(st.lists(events, min_size=1), st.lists(pauses), st.floats(0, 2e9))
+@example([{'time': 1.0, 'event': 'began'}, {'time': 1.0, 'event': 'ended', 'noticed': 0.0}], [], 0.0)
 def test_whatever_the_files_say_the_causes_are_all_of_the_time(history, breaks, now):
     """Also if the clock was set back, times are foreign, or pauses are longer than the run."""
     assert all(map(is_event, history))

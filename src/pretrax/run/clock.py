@@ -17,7 +17,8 @@ from pretrax.observe.goodput import PAUSES, divide, read_pauses
 from pretrax.system.line_files import append_record
 from pretrax.system.standby import tell_stepped
 
-_OFTEN = 1.0  # seconds between two signs of life, and waits for data that are written together
+_OFTEN = 1.0  # seconds between two signs of life, and of short pauses that are written together
+_SHORT = ('data', 'remember')  # such pauses: there may be one in each step
 
 
 class Clock:
@@ -53,7 +54,7 @@ class Clock:
         self._epoch = time.time() - self._began  # of the clock that is not set back
         self._speed = 0.0  # steps per second of the newest lap
         self._is_first, self._newest = True, step  # whether no step is done, and the newest one that is
-        self._paused = self._waited = 0.0  # seconds of pauses, and of waits for data that are not written yet
+        self._paused, self._unwritten = 0.0, dict.fromkeys(_SHORT, 0.0)  # seconds of pauses; those not written yet
         kept = description.get('productive_seconds', 0.0)
         self._note('began', step=step, age=round(age, 3), restore=round(restore, 3), kept=round(kept, 3))
         self.start(step)
@@ -113,34 +114,32 @@ class Clock:
     @contextlib.contextmanager
     def paused(self, work: str, step: int) -> Iterator[None]:
         """Time inside this context does not count. `pauses.jsonl` lists it."""
-        began, now = time.perf_counter(), time.time()
+        began = time.perf_counter()
         self.interruptions += 1
         yield
         seconds = time.perf_counter() - began
         self._since += seconds
         self._done_at += seconds
         self._paused += seconds
-        self._division.pause(work.strip('_'), seconds)
-        self._write_pause(now, step, work.strip('_'), seconds)
+        self._note_pause(work.strip('_'), step, seconds)
 
     @contextlib.contextmanager
     def waiting_for_data(self) -> Iterator[None]:
-        """Time inside this context, in which the device has nothing to do, is a wait for data. It counts in the speed.
-
-        `pauses.jsonl` lists waits together, when they are a second long.
-        """
+        """Time inside this context is a wait for data: the device has nothing to do. It counts in the speed."""
         began = time.perf_counter()
         yield
-        seconds = time.perf_counter() - began
-        self._waited += seconds
-        self._division.pause('data', seconds)
-        if self._waited >= _OFTEN:
-            self._write_pause(time.time() - self._waited, self._newest, 'data', self._waited)
-            self._waited = 0.0
+        self._note_pause('data', self._newest, time.perf_counter() - began)
 
-    def _write_pause(self, began: float, step: int, work: str, seconds: float) -> None:
-        record = {'time': began, 'step': step, 'work': work, 'seconds': seconds}
+    def _note_pause(self, work: str, step: int, seconds: float) -> None:
+        """Writes a pause that is over; short ones when they are a second together."""
+        self._division.pause(work, seconds)
+        if work in _SHORT:
+            self._unwritten[work] += seconds
+            if (seconds := self._unwritten[work]) < _OFTEN:
+                return
+            self._unwritten[work] = 0.0
         if self._directory is not None:
+            record = {'time': time.time() - seconds, 'step': step, 'work': work, 'seconds': seconds}
             with contextlib.suppress(OSError):  # a full disk is reported by what is written there
                 append_record(self._directory / PAUSES, record)
 

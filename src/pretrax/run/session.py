@@ -95,7 +95,7 @@ def open_session(config: RunConfig, allow_changes: bool, verbose: bool, progress
                         int(start.state.step),
                         start.description,
                         age=time.perf_counter() - began,
-                        restore=restored - restoring,
+                        restore=(restored - restoring) * bool(start.step),  # a fresh state is part of the preparation
                     )
                     yield Session(
                         run=run,
