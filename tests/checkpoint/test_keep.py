@@ -50,10 +50,10 @@ class SameThread(concurrent.futures.Executor):
     def __init__(self, *_, **__):
         pass
 
-    def submit(self, work, *arguments):
+    def submit(self, work, *arguments, **options):
         future = concurrent.futures.Future()
         try:
-            future.set_result(work(*arguments))
+            future.set_result(work(*arguments, **options))
         except Exception as error:
             future.set_exception(error)
         return future
