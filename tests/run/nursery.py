@@ -1,8 +1,8 @@
 """Runs of the bigram model, each in a process of its own that is forked from this one, and killed where it is told.
 
 Forking after the imports, and before JAX has a backend, makes a process in a tenth of a second instead of several.
-A line of JSON in: {"values": configuration, "event": n, pattern or null, "seconds": s or null}; a line out: the signal
-or the exit code.
+A line of JSON in: {"values": configuration, "event": n, pattern or null, "seconds": s or null, "memory": directory for
+states in memory, whose changes are those that count, or null}; a line out: the signal or the exit code.
 """
 
 import json
@@ -19,6 +19,7 @@ from jax._src import xla_bridge
 
 from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import Checkpoints  # noqa: F401  # imported before the fork
+from pretrax.checkpoint.memory_pieces import VARIABLE
 from runs import Quiet
 
 CHANGES = ('os.mkdir', 'os.rename', 'os.remove', 'os.rmdir', 'os.truncate')
@@ -62,12 +63,14 @@ def die_before(which, directory):
     sys.addaudithook(hook)
 
 
-def child(values, event, seconds):
+def child(values, event, seconds, memory):
     silent = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(silent, descriptor)
     if event is not None:
-        die_before(event, os.path.join(values['run_dir'], 'checkpoints'))
+        die_before(event, memory or os.path.join(values['run_dir'], 'checkpoints'))
+    if memory is not None:
+        os.environ[VARIABLE] = memory
     pretrain(config_from_values(values), progress=Kill(seconds))
     os._exit(0)
 
@@ -83,7 +86,7 @@ def main(cache):
         order = json.loads(line)
         if not (process := os.fork()):
             try:
-                child(order['values'], order['event'], order['seconds'])
+                child(**order)
             finally:
                 os._exit(1)
         _, status = os.waitpid(process, 0)

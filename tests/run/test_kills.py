@@ -11,11 +11,14 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from pretrax.checkpoint import DamagedError, steps_in, verify
+from pretrax.checkpoint.memory_pieces import newest_in
+from pretrax.observe.attempts import read_attempts
 from pretrax.observe.metrics import read_metrics
 from runs import BIGRAM
 
@@ -39,15 +42,16 @@ CHANGES = [
 
 @pytest.fixture
 def nursery(tmp_path):
-    """order(values, event, seconds) -> how the process ended."""
+    """order(values, event, seconds, memory) -> how the process ended."""
     environment = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'}
     process = subprocess.Popen(
         [sys.executable, NURSERY, str(tmp_path / 'cache')], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=environment | {'PYTHONPATH': str(NURSERY.parents[1])}, start_new_session=True,
     )  # fmt: skip
 
-    def order(values, event=None, seconds=None):
-        process.stdin.write(json.dumps({'values': values, 'event': event, 'seconds': seconds}) + '\n')
+    def order(values, event=None, seconds=None, memory=None):
+        order = {'values': values, 'event': event, 'seconds': seconds, 'memory': memory}
+        process.stdin.write(json.dumps(order) + '\n')
         process.stdin.flush()
         return int(process.stdout.readline())
 
@@ -89,6 +93,33 @@ def test_whenever_it_is_killed_a_run_goes_on_as_if_it_had_not_been(nursery, tmp_
     assert metrics(tmp_path / 'killed') == straight
     assert set(seen) <= set(straight)  # also what was lost and trained again
     assert {entry.suffix for entry in directory.iterdir()} == {''}  # nothing half-made stays
+
+
+@pytest.mark.slow
+def test_whenever_it_is_killed_a_run_goes_on_from_its_newest_state_in_memory(nursery, tmp_path):
+    """Without a checkpoint: 72 kills before changes of the memory, and at random moments. One step is lost at most."""
+    values = VALUES | {'run_dir': str(tmp_path / 'killed'), 'checkpoint': {'every': 0, 'memory': {'every': 1}}}
+    moments = random.Random(0)
+    kills = [{'event': number} for number in range(2, 66)] + [{'seconds': moments.uniform(0, 0.3)} for _ in range(8)]
+    moments.shuffle(kills)
+    seen, newest, attempts = [], 0, 0
+    with tempfile.TemporaryDirectory(dir='/dev/shm') as memory:
+        for kill in kills:
+            assert nursery(values | {'steps': newest + 60}, memory=memory, **kill) == -signal.SIGKILL, kill
+            began = [event['step'] for event in read_attempts(tmp_path / 'killed') if event['event'] == 'began']
+            assert began[attempts:] in ([], [newest]), kill
+            attempts = len(began)
+            lines = metrics(tmp_path / 'killed')
+            newest, seen = newest_in(Path(memory)), seen + lines
+            assert newest >= max(step for step, _ in lines) - 1, kill
+        last = newest + 1
+        values['steps'] = last
+        assert nursery(values, memory=memory) == 0
+    assert nursery(values | {'run_dir': str(tmp_path / 'straight')}) == 0
+    straight = metrics(tmp_path / 'straight')
+    assert [step for step, _ in straight] == list(range(1, last + 1))
+    assert metrics(tmp_path / 'killed') == straight
+    assert {line for line in seen if line[0] <= last} <= set(straight)
 
 
 @pytest.mark.slow
