@@ -78,14 +78,16 @@ def prepared(feature: str, name: str, directory: Path, processes: int, seed: int
 
 
 def disturbed(soak: Soak, kills: int, end: float) -> list[Injected]:
-    """Trains until the run has survived this many kills, did not survive one, or it is late. Then it ends the run."""
+    """Trains until the run has survived this many kills, did not survive one, or it is late: one at least."""
     injected: list[Injected] = []
     soak.start()
     try:
-        while len(injected) < kills and time.monotonic() < end and all(kill.recovered is not None for kill in injected):
+        while len(injected) < kills and (time.monotonic() < end or not injected):
             time.sleep(soak.draw.uniform(0, LONGEST))
             soak.is_done()  # starts a launcher that gave up again
             injected += [kill for kill in [inject(soak)] if kill]
+            if injected and injected[-1].recovered is None:
+                break
     finally:
         assert soak.launcher is not None
         soak.launcher.terminate()
