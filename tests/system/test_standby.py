@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from pretrax.system.standby import Trainings
+from pretrax.system.standby import Training, Trainings
 
 PROGRAM = """
 import os, sys
@@ -72,6 +72,13 @@ os.kill(os.getpid(), 9)
         os.close(writing)
         assert os.read(reading, 1) == b'', 'both have closed it'
     os.close(reading)
+
+
+def test_a_standby_that_uses_devices_ends():
+    program = 'from pretrax.system.standby import *; wait_until_needed(uses_devices=True)'
+    with Training([sys.executable, '-c', program], os.environ, waits=True) as standby:
+        assert standby.wait() == 0
+        standby.end(0)
 
 
 def test_a_process_without_a_launcher_does_not_wait():

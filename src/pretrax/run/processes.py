@@ -50,7 +50,7 @@ def join_processes(section: Processes, run_dir: AnyPath, heartbeat_seconds: int)
     """
     if jax.distributed.is_initialized():
         return
-    wait_until_needed()
+    wait_until_needed(uses_devices=has_started())
     check_variables()
     this = identity(section)
     if this.count > 1:

@@ -92,8 +92,11 @@ class Trainings:
             self._waiting.popitem()[1].end(_PATIENCE)
 
 
-def wait_until_needed() -> None:
-    """Connects to the launcher of this process, if it has one. A standby waits, and ends when its launcher ends."""
+def wait_until_needed(uses_devices: bool = False) -> None:
+    """Connects to the launcher of this process, if it has one. A standby waits, and ends when its launcher ends.
+
+    `uses_devices`: whether this process uses some already. Then a standby ends: they belong to the training.
+    """
     role = os.environ.pop(_VARIABLE, None)
     if role is None:
         return
@@ -102,6 +105,8 @@ def wait_until_needed() -> None:
     _launcher.append(launcher)
     if role == _TRAINS:
         return
+    if uses_devices:
+        os._exit(0)
     message, streams, _, _ = socket.recv_fds(launcher, _SIZE, 2)
     if not message:
         os._exit(0)
