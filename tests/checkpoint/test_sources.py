@@ -1,9 +1,10 @@
 """Wherever a run is killed and whatever is lost, it continues from the newest whole state, and never from a mixture.
 
 A model checker of the sources of a state: the memory of each host, the copies at its peers, and the checkpoints on a
-disk. Every sequence of up to three attempts, which keep states in memory and save checkpoints, with a kill before every
-change of a file. The processes of an attempt change files independently of each other: of every process every position
-between two exchanges is combined with every position of the others. Then some hosts are lost with their memory.
+disk or in a bucket. Every sequence of up to three attempts, which keep states in memory and save checkpoints, with a
+kill before every change of a file. The processes of an attempt change files independently of each other: of every
+process every position between two exchanges is combined with every position of the others. Then some hosts are lost
+with their memory.
 
 It runs the product's own `Memory` and `restore_newest` on real directories, of processes that are threads here and
 exchange texts in memory. A state is a small array, whose values say which step of which attempt they are from.
@@ -26,6 +27,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from checkpoint import test_keep
 from checkpoint.test_keep import CHANGES, SameThread
 from pretrax.checkpoint import Memory, restore_newest
 from pretrax.checkpoint.chunks import Chunks
@@ -177,11 +179,30 @@ class Layout:
         hosts: of each process.
         sharded: each process holds a part of the array; otherwise each holds all of it.
         copies: processes that keep a copy of each piece.
+        bucket: the checkpoints are read from a bucket, to which they were copied from the disk.
     """
 
     hosts: tuple[int, ...]
     sharded: bool = True
     copies: int = 0
+    bucket: bool = False
+
+
+class Bucket(test_keep.Memory):
+    """A bucket with the files of a directory."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        super().__init__()
+
+    @property
+    def objects(self):
+        files = dict(look(self.directory, '')).items()
+        return {self.PREFIX + name: data for name, data in files if data is not None and '.partial' not in name}
+
+    @objects.setter
+    def objects(self, objects):
+        pass
 
 
 class Explorer:
@@ -198,11 +219,12 @@ class Explorer:
 
     def __init__(self, root, layout, processes, leftovers, returns):
         self.root, self.layout, self.processes, self.leftovers = root, layout, processes, leftovers
-        self.returns = returns
+        self.returns, self.bucket = returns, Bucket(root.path / DISK)
         self.mesh = jax.make_mesh((len(layout.hosts),), ('d',), devices=jax.devices()[: len(layout.hosts)])
         self.good = {}  # {(step, attempt): {file: bytes}} of what was written
         self.manifests = set()  # of all pieces
         self.dead, self.sources, self.number = {}, Counter(), 0
+        self.checkpoints = self.bucket.path if layout.bucket else root.path / DISK
         self.is_running = False
         sys.addaudithook(self.audit)
 
@@ -259,7 +281,7 @@ class Explorer:
                 memory.close()
 
         def follow(i, memory):
-            restored = restore_newest(self.root.path / DISK, self.state(0, 0), ignore, memory=memory.states())
+            restored = restore_newest(self.checkpoints, self.state(0, 0), ignore, memory=memory.states())
             if plan is None:
                 return restored
             step, _, description = restored or (0, None, {})
@@ -446,6 +468,7 @@ def explorer(monkeypatch):
 
             for module in ('memory', 'state_files'):
                 monkeypatch.setattr(f'pretrax.checkpoint.{module}.held_shards', held)
+            monkeypatch.setattr('pretrax.storage.bucket_path.open_bucket', lambda scheme, name: found.bucket)
             place = '/dev/shm' if os.access('/dev/shm', os.W_OK) else None
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place)))
             found = Explorer(Root(root), layout, processes, leftovers, returns)
@@ -467,6 +490,7 @@ def slow(*values):
         (Layout((0, 0)), 2, {}, 200),
         (Layout((0, 1), sharded=False), 1, {}, 30),
         (Layout((0, 1), copies=1), 1, {}, 200),
+        (Layout((0, 1), copies=1, bucket=True), 1, {'leftovers': False}, 50),
         (Layout((0, 1, 2), copies=1), 1, {'leftovers': False}, 300),
         slow(Layout((0, 1)), 2, {'leftovers': False, 'returns': True}, 600),
         slow(Layout((0, 0)), 3, {'leftovers': False}, 200),
