@@ -106,7 +106,7 @@ def test_days_are_spent_with_what_failures_take():
         assert bought.seconds == pytest.approx(86400 * 10, rel=0.01)
         assert bought.params == pytest.approx(PUBLISHED.optimum(6 * bought.params * bought.steps * 2**22), rel=0.1)
     with pytest.raises(UserError, match='makes no progress'):
-        buy(from_values(LLAMA), NODES, (0, 86400 * 10), PUBLISHED, 2, SPEED)  # a restart takes 6
+        buy(from_values(LLAMA), NODES, (0, 86400 * 10), PUBLISHED, 2, SPEED)  # a restart takes longer
 
 
 def test_the_hours_of_llama_2_buy_the_flops_of_llama_2_or_half_as_many_more():
@@ -156,6 +156,6 @@ def test_the_plan_prints_cost_tokens_layout_and_interval(capsys, tmp_path):
     plan(Asked(config=str(tmp_path / 'run.yaml'), topology='h100x8', mttf=2.0))
     goodput = capsys.readouterr().out.rpartition('\n\n')[2].splitlines()
     assert 'a failure every 2 h 0 min' in goodput[0]
-    assert [line.split()[0] for line in goodput[1:]] == ['storage,', 'storage,', 'memory,']
+    assert [line.split()[0] for line in goodput[1:]] == ['storage,', 'storage,', 'memory,', 'memory']
     with pytest.raises(UserError, match='without --budget'):
         plan(Asked(config=str(tmp_path / 'run.yaml'), topology='h100x8', budget='5000 h100-hours', verify=True))

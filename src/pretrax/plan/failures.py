@@ -19,6 +19,7 @@ from pretrax.amounts import duration
 from pretrax.tables import read_table
 
 CONSTANTS: dict[str, Any] = read_table(Path(__file__).with_suffix('.yaml'))
+READ: dict[str, float] = CONSTANTS['read']  # bytes/s, by where the state is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,19 +53,19 @@ def best_interval(delta: float, between: float) -> float:
 
 
 def sources(state: float, write: float = CONSTANTS['write']) -> list[Source]:
-    """The places for a state that were measured.
+    """The places for a state, and the last with spare machines too.
 
     Args:
         state: bytes of a machine.
         write: bytes/s at which a machine writes checkpoints.
     """
-    found = []
-    for name, seconds in CONSTANTS['restart'].items():
-        kind = 'storage' if name == 'storage' else 'memory'
-        writes = state / (write if kind == 'storage' else CONSTANTS['write'])
-        if seconds is not None:
-            found.append(Source(name, state / CONSTANTS['copy'], writes, seconds + state / CONSTANTS['read'][kind]))
-    return found
+    blocked, restart = state / CONSTANTS['copy'], {key: CONSTANTS['restart'] + state / n for key, n in READ.items()}
+    replaced = CONSTANTS['machine_share'] * CONSTANTS['replacement']  # on average over failures
+    return [
+        Source('storage', blocked, state / write, restart['storage'] + replaced),
+        Source('memory', blocked, state / CONSTANTS['write'], restart['memory'] + replaced),
+        Source('memory with spares', blocked, state / CONSTANTS['write'], restart['memory']),
+    ]
 
 
 def lines_of(state: float, step: float, every: int, between: float, write: float) -> list[str]:
