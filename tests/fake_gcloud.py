@@ -64,7 +64,7 @@ def boot(place):
     for number in range(int((place / 'slices').read_text()) * HOSTS):
         vm = place / f'vm-{number}'
         vm.mkdir()
-        script = f'mount --bind {vm} /var/lib && exec bash {place}/startup.sh'
+        script = f'mount --bind {vm} /var/lib && mount -t tmpfs none /dev/shm && exec bash {place}/startup.sh'
         process = subprocess.Popen(
             ['unshare', '--mount', 'bash', '-c', script], env=os.environ | {'GCE_METADATA_IP': metadata[number]},
             stdin=subprocess.DEVNULL, stdout=(vm / 'boot.txt').open('w'), stderr=subprocess.STDOUT,

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from boxes import running
 from kubernetes_cluster import wait_until
 from launched import BASE, environment, undisturbed, write_run
 from metadata_server import TPU_VM, serve_metadata
@@ -175,7 +177,13 @@ def test_a_container_gets_the_configuration_and_its_number():
     script = startup_script(slices, {CONFIG: 'steps: 1\n'})
     train = next(line for line in script.splitlines() if 'docker run' in line)
     directory = '/var/lib/pretrax/x'
-    for part in (f'--volume {directory}:{directory}', '--privileged', '--network host', '--env PRETRAX_PROCESS'):
+    for part in (
+        f'--volume {directory}:{directory}',
+        '--privileged',
+        '--network host',
+        '--env PRETRAX_PROCESS',
+        '--env PRETRAX_MEMORY',
+    ):
         assert part in train
     assert f'registry/pretrax:tpu pretrax launch node {directory}/config.yaml' in train
     assert 'docker pull --quiet registry/pretrax:tpu' in script
@@ -355,3 +363,15 @@ class TestRecovery:
         made = [name for name in calls(gcloud) if name in ('create', 'delete')]
         assert made == ['create', 'delete', 'create', 'delete']  # deleted after its end: it costs no more money
         assert 'Google has taken the slices back' in vms.said.read_text()
+
+    def test_a_killed_process_goes_on_from_the_memory_of_its_vm(self, vms, tmp_path, monkeypatch):
+        values = json.loads(vms.config.read_text()) | {'checkpoint': {'every': 0, 'memory': {'every': 1}}}
+        vms.config.write_text(json.dumps(values))
+        expected = self.expected(vms, tmp_path, monkeypatch)
+        vms.launch()
+        wait_until(lambda: 'step 20/' in vms.output())
+        os.kill(running('pretrax', 'train', '/var/lib/pretrax/run/config.yaml')[0], signal.SIGKILL)
+        first = vms.gcloud / 'run' / 'vm-0' / 'pretrax' / 'run' / 'output.txt'
+        wait_until(lambda: ', memory of this machine' in first.read_text())
+        assert vms.process.wait(300) == 0, vms.output()
+        assert vms.losses() == expected

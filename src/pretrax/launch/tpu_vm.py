@@ -79,6 +79,7 @@ def startup_script(slices: Slices, files: Mapping[str, str]) -> str:
     if slices.image:
         setup = f'docker pull --quiet {shlex.quote(slices.image)}'
         mount = f'--volume {directory}:{directory} --workdir {directory} --env PRETRAX_PROCESS'
+        mount += ' --volume /dev/shm:/dev/shm --env PRETRAX_MEMORY'
         train = [*shlex.split(f'docker run --rm --privileged --network host --user 0 {mount}'), slices.image, *train]
     else:
         setup = slices.setup

@@ -13,6 +13,8 @@ export PRETRAX_PROCESS=$(( ${slice:-0} * {{ hosts }} + $(metadata agent-worker-n
 echo $PRETRAX_PROCESS > process
 {{ files }}
 { {{ setup }}; } || { echo {{ mistake }} > exit-code; exit; }
+export PRETRAX_MEMORY=/dev/shm/pretrax.{{ name }}.$PRETRAX_PROCESS  # the newest states, until the run has ended
+mkdir -p -m 700 $PRETRAX_MEMORY
 failures=0
 while [ ! -e stop ]; do
     {{ train }} &
@@ -24,4 +26,5 @@ while [ ! -e stop ]; do
     [ $failures -gt {{ restarts }} ] && break
     [ -e stop ] || sleep 10
 done
+rm -rf $PRETRAX_MEMORY
 echo ${code:-{{ try_again }}} > exit-code
