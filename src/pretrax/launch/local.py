@@ -57,26 +57,18 @@ def local_launch(
     directory = working_directory(config.run_dir)
     slots = Slots(processes, lambda count: misfit(config, count * devices) is None)
     memory = HostMemory()
-    trainings = Trainings(command, lambda slot: os.environ | devices_of(slot, devices) | memory.environment)
-
-    def start(used: Sequence[int], label: str) -> LocalGroup:
-        del label
-        return LocalGroup(trainings, used, directory, standbys)
-
+    trainings = Trainings(command, lambda slot: os.environ | devices_of(slot, devices) | memory.environment, standbys)
+    start = lambda used, _: LocalGroup(trainings, used, directory)  # noqa: E731
     at_end = lambda code: trainings.close()  # noqa: E731
     return Supervisor(config, start, slots, options, memory=memory, at_end=at_end, say=say)
 
 
 class LocalGroup(Group):
-    """Processes of this machine.
+    """Processes of this machine."""
 
-    Args:
-        standbys: start a standby for each slot after the first step.
-    """
-
-    def __init__(self, trainings: Trainings, slots: Sequence[int], directory: pathlib.Path, standbys: bool = False):
+    def __init__(self, trainings: Trainings, slots: Sequence[int], directory: pathlib.Path):
         self._directory, self._trainings, self._slots = directory, trainings, slots
-        self._needs_standbys = standbys
+        self._has_stepped = False
         self._processes: list[Training] = []
         self._guard: Child | None = None
         self._begins: list[int] = []  # offset at which the output of this attempt begins, per process
@@ -112,8 +104,8 @@ class LocalGroup(Group):
         return {number: code for number, code in found.items() if code is not None}
 
     def prepare(self) -> None:
-        if self._needs_standbys and all(process.has_stepped() for process in self._processes):
-            self._needs_standbys = False
+        if not self._has_stepped and all(process.has_stepped() for process in self._processes):
+            self._has_stepped = True
             self._trainings.prepare(self._slots)
 
     def send(self, number: int) -> None:

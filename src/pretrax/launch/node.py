@@ -72,7 +72,6 @@ class Node:
     ):
         self._config, self._attempt, self._say = config, attempt, say
         self._controlled, self._lasting, self._until_done = controlled or lasting, lasting, until_done
-        self._standbys = False  # whether to keep one
         self._variables: Mapping[str, str] = {}  # of this attempt
         self._process: Child | None = None
         self._waiting = waiting if waiting is not None else []  # signals that arrived before there was a process
@@ -91,10 +90,9 @@ class Node:
                 returned.
             standbys: if it is lasting, keep a standby.
         """
-        self._standbys = self._lasting and standbys
         # A lasting node outlives its trainings, so it can keep their newest states in memory.
         memory = HostMemory() if self._lasting else contextlib.nullcontext()
-        trainings = Trainings(command, lambda place: _ENVIRONMENT | os.environ)
+        trainings = Trainings(command, lambda place: _ENVIRONMENT | os.environ, standbys)
         with handling(PASSED_ON, self._pass_on), memory as held, contextlib.closing(trainings):
             os.environ.update(held.environment if held is not None else {})
             if self._controlled:
@@ -106,7 +104,7 @@ class Node:
                     self._attempt, self._variables = request['attempt'], request['environment']
                     os.environ.update(self._variables)
                     os.write(1, b'\0ended %d\n' % self._train(trainings, check))
-                elif self._standbys:
+                else:
                     trainings.prepare([0])
             return DONE
 
@@ -119,7 +117,7 @@ class Node:
         if self._is_asked:
             return TRY_AGAIN
         stacks, began = StackFiles(directory, [number]), time.monotonic()
-        prepare = functools.partial(trainings.prepare, [0]) if self._standbys else None
+        prepare = functools.partial(trainings.prepare, [0]) if self._lasting else None
         code = self._run(lambda output: trainings.start(0, self._variables, output, output), prepare)
         if not self._is_over and (code not in (DONE, TRY_AGAIN) or stacks.new(number)):
             self._report(number, code, time.monotonic() - began, stacks)

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pretrax.errors import Report, UserError, system_errors
 from pretrax.launch.group import identity
@@ -202,13 +202,10 @@ class SshLaunch:
         self._probe: Probe | None = None
         self._next_probe = 0.0
 
-    def prepare_spares(self) -> None:
-        """Starts an agent with a standby on each spare host that has none."""
-        for slot in self.spares:
-            self.agents.prepare(self.agent(self.hosts[slot]))
-
     def start(self, slots: Sequence[int], attempt: str) -> 'SshGroup':
-        """The processes of an attempt, for `Supervisor`."""
+        """The processes of an attempt, for `Supervisor`. Spare hosts get an agent with a standby."""
+        for spare in self.spares:
+            self.agents.prepare(self.agent(self.hosts[spare]))
         return SshGroup(self, [self.hosts[slot] for slot in slots], attempt)
 
     def processes(self, hosts: Sequence[Host], attempt: str | None = None) -> list[RemoteProcess]:
@@ -262,7 +259,6 @@ class SshGroup(RemoteGroup):
 
     def __init__(self, launch: SshLaunch, hosts: Sequence[Host], attempt: str):
         self._ssh, self._hosts, self._lost, self._say = launch.ssh, hosts, launch.lost, launch.say
-        self._prepare_spares: Callable[[], None] | None = launch.prepare_spares
         self._until, self._pause = time.monotonic() + launch.patience, _FIRST_WAIT
         self._next_look = time.monotonic()
         self._probe: Probe | None = None
@@ -271,11 +267,6 @@ class SshGroup(RemoteGroup):
         if self._missing:
             launch.say(f'launch: waiting up to {launch.patience:.0f} s for {_names(self._missing)}')
         super().__init__(launch.processes(hosts, attempt), launch.agents, at_once=not self._missing)
-
-    def prepare(self) -> None:
-        if self._prepare_spares is not None and not self._missing:
-            self._prepare_spares()
-            self._prepare_spares = None
 
     def codes(self) -> dict[int, int]:
         if self._given_up:

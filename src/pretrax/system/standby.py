@@ -64,10 +64,11 @@ class Trainings:
 
     Args:
         environment: returns the variables of a place that never change.
+        standbys: False: there are no standbys.
     """
 
-    def __init__(self, command: Sequence[str], environment: Callable[[int], Mapping[str, str]]):
-        self._command, self._environment = command, environment
+    def __init__(self, command: Sequence[str], environment: Callable[[int], Mapping[str, str]], standbys: bool = True):
+        self._command, self._environment, self._standbys = command, environment, standbys
         self._waiting: dict[int, Training] = {}
 
     def start(self, place: int, variables: Mapping[str, str], output: int, errors: int) -> Training:
@@ -82,7 +83,7 @@ class Trainings:
     def prepare(self, places: Iterable[int]) -> None:
         """Starts a standby for each of these places that has none. Call it from a thread that lasts."""
         for place in places:
-            if place not in self._waiting:
+            if self._standbys and place not in self._waiting:
                 streams = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}
                 self._waiting[place] = Training(self._command, self._environment(place), waits=True, **streams)
 
