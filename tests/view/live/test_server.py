@@ -154,6 +154,15 @@ def test_with_keys_the_events_need_one(ask, written):
         assert next(events(response))[0] == 'runs'
 
 
+def test_prometheus_sees_the_runs_with_a_key(ask, written):
+    with watching(written.directory, keys=Keys(['secret'])) as url:
+        assert ask(url, '/metrics').status == 401
+        until(events(ask(url, '/events', Authorization='Bearer secret')), 'curves')
+        response = ask(url, '/metrics', Authorization='Bearer secret')
+        assert (response.status, response.getheader('content-type').partition(';')[0]) == (200, 'text/plain')
+        assert b'pretrax_run{key="tokens_per_second",run="tiny"} 1000.0' in response.read()
+
+
 def test_runs_that_appear_in_a_directory_are_added(ask, tmp_path):
     (tmp_path / 'runs').mkdir()
     with watching(tmp_path / 'runs') as url:

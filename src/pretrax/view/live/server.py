@@ -26,6 +26,7 @@ from pretrax.serve.listen import listen, signalled
 from pretrax.storage import BucketPath
 from pretrax.view.charts.page import compressed_plotly
 from pretrax.view.live.feed import Feed
+from pretrax.view.live.prometheus import Gauges
 from pretrax.view.live.run import WatchedRun
 from pretrax.view.live.runs import Places
 
@@ -91,6 +92,8 @@ def make_application(feed: Feed, refusals: Refusals, *, keys: Keys | None = None
     page = page_files(folder, _POLICY) | {'/plotly.js': _plotly}
     routes = [Route(path, endpoint, methods=['GET']) for path, endpoint in page.items()]
     routes.append(Route('/events', functools.partial(_events, feed), methods=['GET']))
+    gauges = Gauges(lambda: list(feed.runs.values()))
+    routes.append(Route('/metrics', lambda request: Response(gauges.text(), media_type='text/plain'), methods=['GET']))
     application = Starlette(routes=routes)
     application.router.redirect_slashes = False  # to a host that the request names
 
