@@ -224,23 +224,6 @@ def partial_directory(directory: pathlib.Path, step: int) -> pathlib.Path:
     return directory / f'{step}{PARTIAL}'
 
 
-def assign_to_processes(files: Iterable[str], processes: int) -> dict[str, int]:
-    """Assigns each file to the process that digests it. Chunks of an array are assigned in order, as shards mostly
-    are, so that a process digests what it writes or reads anyway."""
-    folders: dict[str, list[str]] = {}
-    found = {}
-    for number, file in enumerate(sorted(files, key=_by_number)):
-        folder, _, name = file.rpartition('/')
-        if name.replace('.', '').isdigit():
-            folders.setdefault(folder, []).append(file)
-        else:
-            found[file] = number % processes
-    for number, chunks in enumerate(folders.values()):
-        n = len(chunks)
-        found |= {c: i * processes // n if n >= processes else (i + number) % processes for i, c in enumerate(chunks)}
-    return found
-
-
 def manifest_content(step: int, description: dict[str, Any], arrays: dict[str, Array], files: dict[str, File]) -> bytes:
     """The content of the manifest of a checkpoint."""
     version = 2 if any(file.pack for file in files.values()) else 1
@@ -314,10 +297,6 @@ def verify(directory: AnyPath, step: int, prefix: str = '') -> Manifest:
 
 def _self_digest(manifest: Manifest) -> str:
     return xxhash.xxh3_128_hexdigest(manifest.model_dump_json().encode())
-
-
-def _by_number(file: str) -> list[tuple[bool, int, str]]:
-    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r'(\d+)', file)]
 
 
 def digests_of(place: AnyPath, files: Mapping[str, File]) -> dict[str, str]:

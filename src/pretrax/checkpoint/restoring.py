@@ -4,8 +4,8 @@ Orbax reads these files at a third of this module's speed or less, and only afte
 (benchmarks/lab-notes.md). Here bytes go straight from the file to the memory of the device, and are digested on the
 way.
 
-Each process reads what its own devices need and verifies the digests of a share of all chunks. Chunks are assigned in
-the order of the array, so on the mesh that wrote them a process mostly verifies what it reads.
+If replicas are in several processes, one of them reads an array (replicas.py). If several processes need parts of a
+chunk, the one that needs its first number verifies its digest. So the mesh that wrote a checkpoint reads it once.
 """
 
 import collections
@@ -27,7 +27,6 @@ from pretrax.checkpoint.manifest import (
     Array,
     DamagedError,
     Manifest,
-    assign_to_processes,
     is_training_only,
     named_arrays,
     named_leaves,
@@ -37,6 +36,7 @@ from pretrax.checkpoint.manifest import (
     unreadable,
 )
 from pretrax.checkpoint.memory_pieces import PiecedState
+from pretrax.checkpoint.replicas import Reader, readers
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath
 from pretrax.system.process_hosts import described
@@ -70,10 +70,15 @@ def restore(directory: AnyPath, step: int, like: Any) -> Any:
 def _restore(place: Place, manifest: Manifest, like: Any) -> Any:
     fields = like.keys() if isinstance(like, dict) else {name.split('.')[0] for name in manifest.arrays}
     _check_arrays(place, manifest.arrays, named_arrays(like), set(fields))
+    leaves, structure = named_leaves(like), jax.tree.structure(like)
+    # What is in memory is near each process, and its digests are checked when it is opened.
+    reading = readers([leaf for _, leaf in leaves], are_shared=not isinstance(place, Files))
     with _together():
         if isinstance(place, PiecedState):
-            manifest = place.manifest({name: _held_by(leaf) for name, leaf in named_leaves(like)})
-        return _read_arrays(place, manifest, like)
+            manifest = place.manifest({name: _held_by(leaf) for name, leaf in leaves})
+        arrays = _read_arrays(place, manifest, dict(zip((name for name, _ in leaves), reading, strict=True)))
+    # Once all processes have what they read: a process that found damage would be missing in the exchange.
+    return jax.tree.unflatten(structure, [reader.send(arrays.pop(0)) for reader in reading])
 
 
 @contextlib.contextmanager
@@ -176,27 +181,24 @@ def _where(state: PiecedState) -> str:
     )
 
 
-def _read_arrays(place: Place, manifest: Manifest, like: Any) -> Any:
-    """Reads the arrays of a checkpoint that `like` names, with its dtypes and shardings.
+def _read_arrays(place: Place, manifest: Manifest, reading: dict[str, Reader]) -> list[jax.Array]:
+    """Reads the arrays of a checkpoint that this process has to read. The others have any values.
 
     Raises DamagedError if a file differs from what was written.
     """
-    # The digests of files in memory are checked when they are opened.
-    assigned = {} if isinstance(place, Files) else assign_to_processes(manifest.files, jax.process_count())
-    mine = {file for file, number in assigned.items() if number == jax.process_index()}
-    leaves, structure = named_leaves(like), jax.tree.structure(like)
     waiting: collections.deque[_Incoming] = collections.deque()
     arrays: list[jax.Array] = []
     folders = {f'{STATE}/{name}' for name in manifest.arrays}
     with concurrent.futures.ThreadPoolExecutor(_THREADS, 'restore') as pool:
         try:
-            names = [name for name in mine if name.rpartition('/')[0] not in folders]
-            others = [pool.submit(check_file, place, manifest, name) for name in names]
-            opened = {name: pool.submit(Chunks, place, manifest, name) for name, _ in leaves}
-            for name, leaf in leaves:
+            names = [name for name in manifest.files if name.rpartition('/')[0] not in folders]
+            others = [pool.submit(check_file, place, manifest, name) for name in names if jax.process_index() == 0]
+            opened = {name: pool.submit(Chunks, place, manifest, name) for name, it in reading.items() if it.parts()}
+            for name, reader in reading.items():
                 while waiting and sum(incoming.size for incoming in waiting) > _AHEAD:
                     arrays.append(waiting.popleft().arrived())
-                waiting.append(_Incoming(opened[name].result(), leaf, mine, pool))
+                chunks = opened[name].result() if name in opened else None
+                waiting.append(_Incoming(chunks, reader, pool))
             arrays += [incoming.arrived() for incoming in waiting]
             for other in others:
                 other.result()
@@ -204,22 +206,25 @@ def _read_arrays(place: Place, manifest: Manifest, like: Any) -> Any:
             raise unreadable(place, error) from error
         finally:
             pool.shutdown(cancel_futures=True)
-    return jax.tree.unflatten(structure, arrays)
+    return arrays
 
 
 class _Incoming:
-    """An array that is being read."""
+    """An array that is being read. `chunks`: None if this process reads nothing of it."""
 
-    def __init__(self, chunks: 'Chunks', like: Any, mine: set[str], pool: concurrent.futures.Executor):
-        self.like = like
-        self.held = {index: _aligned(index, chunks.dtype) for index in _held_by(like)}
+    def __init__(self, chunks: 'Chunks | None', reader: Reader, pool: concurrent.futures.Executor):
+        self.like = reader.like
+        dtype = chunks.dtype if chunks else self.like.dtype
+        self.held = {index: _aligned(index, dtype) for index in _held_by(self.like)}
         self.size = sum(array.nbytes for array in self.held.values())
-        self.futures = [
-            pool.submit(chunks.read, file, at, targets, file in mine)
-            for file, at in chunks
-            if (targets := [(index, array) for index, array in self.held.items() if overlap(index, at) is not None])
-            or file in mine
-        ]
+        read = [(index, self.held[index]) for index in reader.parts()]
+        self.futures = []
+        for file, at in chunks or ():
+            assert chunks is not None
+            targets = [(index, array) for index, array in read if overlap(index, at) is not None]
+            compare = not isinstance(chunks.place, Files) and _has_first(targets, at)
+            if targets:
+                self.futures.append(pool.submit(chunks.read, file, at, targets, compare))
 
     def arrived(self) -> jax.Array:
         for future in self.futures:
@@ -241,6 +246,12 @@ def _held_by(like: Any) -> set[Index]:
     """The parts of an array that the devices of this process hold."""
     indices = like.sharding.addressable_devices_indices_map(like.shape).values()
     return {bounds(index, like.shape) for index in indices}
+
+
+def _has_first(targets: list[tuple[Index, np.ndarray]], chunk: Index) -> bool:
+    """Whether the first number of a chunk is in a target: of the processes that read it, one checks its digest."""
+    first = tuple((start, start + 1) for start, _ in chunk)
+    return any(overlap(index, first) is not None for index, _ in targets)
 
 
 def _aligned(index: Index, dtype: Any) -> np.ndarray:
