@@ -140,6 +140,14 @@ def training(run_dir: Path, number: int, verb: str = 'train') -> int:
     raise AssertionError(f'process {number} does not run')
 
 
+def memory_of(process: int) -> Path:
+    """The directory for the states in memory of a process that trains."""
+    variables = dict(
+        line.split('=', 1) for line in Path(f'/proc/{process}/environ').read_text().split('\0') if '=' in line
+    )
+    return Path(variables['PRETRAX_MEMORY'])
+
+
 def parent(process: int) -> int:
     return int(Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[1])
 

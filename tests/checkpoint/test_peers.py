@@ -11,6 +11,8 @@ import pytest
 
 from launched import PATIENCE, Training, environment, undisturbed, write_run
 from preloaded import programs
+from pretrax.checkpoint import peers
+from pretrax.checkpoint.peers import rack_of
 from side_by_side import free_port
 
 STEPS = 24
@@ -155,3 +157,25 @@ def test_a_host_that_takes_no_copies_is_reported_once_and_stops_nothing(tmp_path
     kept = sorted(path.name for path in (run.memory(0) / '0').iterdir())
     assert sorted(path.name for path in blocked.iterdir()) == kept, 'the next states are copied again'
     assert run.losses() == undisturbed(config, tmp_path / 'alone', 2)
+
+
+def test_the_rack_is_that_of_the_user_or_the_switches_of_slurm():
+    topology = {'SLURM_TOPOLOGY_ADDR': 'core.leaf3.node17'}
+    assert rack_of({}) == rack_of({'SLURM_TOPOLOGY_ADDR': 'node17'}) == ''
+    assert rack_of(topology) == 'core.leaf3'
+    assert rack_of(topology | {'PRETRAX_RACK': 'b7'}) == 'b7'
+
+
+def test_a_process_that_others_cannot_reach_trains_without_copies(tmp_path, monkeypatch):
+    def no_address(coordinator, index):
+        raise OSError(None, 'there is no route')
+
+    monkeypatch.setattr(peers, 'own_address', no_address)
+    monkeypatch.setattr(peers, 'gather', lambda about, text: [text, text])
+    monkeypatch.setattr(peers, 'scatter', lambda about, texts: texts[0])
+    monkeypatch.setattr(peers, 'offer', lambda about, text: lambda: text)
+    monkeypatch.setattr('jax.process_count', lambda: 2)
+    alone = peers.Peers(tmp_path, None)
+    assert (alone.copies, alone.states(), alone.copy('0/3')) == (0, [], '')
+    assert alone.description == 'none: there is no route'
+    alone.close()

@@ -44,9 +44,9 @@ def reference(tmp_path_factory):
     return losses
 
 
-def write_slow_run(directory):
+def write_slow_run(directory, **changes):
     """The configuration of a run that is interrupted in its first allocation."""
-    config = write_run(directory, steps=STEPS)
+    config = write_run(directory, steps=STEPS, **changes)
     assert 'time.sleep(0.02)' in PLUGIN
     slow = f'time.sleep(2 if step >= 30 and {IN_FIRST_ALLOCATION} else 0.02)'
     (directory / 'plugin.py').write_text(PLUGIN.replace('time.sleep(0.02)', slow))
@@ -162,6 +162,20 @@ def test_an_elastic_run_goes_on_with_the_nodes_that_are_left(cluster, reference,
     assert len(run.events('allocated')) == 1
     assert losses == pytest.approx(reference(2), rel=1e-5)
     run.print_times(capsys, at, 'elastic, a node is lost', 'without --no-kill, Slurm ends the job')
+
+
+def test_the_nodes_that_are_left_go_on_from_a_copy_of_the_state_in_memory(cluster, tmp_path):
+    config = write_slow_run(tmp_path, checkpoint={'every': 0, 'memory': {'every': 1}}, mesh={'r': 1, 'd': 'auto'})
+    cluster.until(lambda: cluster.states() == ['idle'] * 4, 'idle nodes')
+    with submitted(cluster, config, '--nodes', '3', '--elastic') as run:
+        run.until_step(1, 30)
+        newest = run.step()
+        with unplugged(cluster, run.events('started')[0]['processes'][1]):
+            run.until(lambda: run.events('stepped')[1:], 'a second attempt')
+            assert newest - 2 <= run.events('began')[1]['step'] <= newest + 2
+            losses = run.finish()
+    assert 'memory of node' in run.log
+    assert losses == pytest.approx(undisturbed(config, tmp_path / 'alone', 3), rel=1e-5)
 
 
 def test_an_elastic_run_that_loses_its_first_node_is_requeued(cluster, reference, tmp_path):

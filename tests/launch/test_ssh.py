@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -164,14 +163,6 @@ def test_an_elastic_run_continues_without_a_host_until_it_is_back(three, tmp_pat
         print('', *run.recoveries([lost_at, back_at]), sep='\nssh, elastic: ')
 
 
-def memory_of(process):
-    """The directory for the states in memory of a process that trains."""
-    variables = dict(
-        line.split('=', 1) for line in Path(f'/proc/{process}/environ').read_text().split('\0') if '=' in line
-    )
-    return Path(variables['PRETRAX_MEMORY'])
-
-
 @needs_sshd
 @needs_root
 @pytest.mark.slow
@@ -180,7 +171,7 @@ def test_a_host_without_power_takes_its_state_from_the_memory_of_another(three, 
     config = write_run(tmp_path, steps=80, checkpoint={'every': 0, 'memory': {'every': 1}}, mesh={'r': 1, 'd': 'auto'})
     with OnHosts(three, ['box1', 'box2'], config, tmp_path / 'run') as run:
         run.until_step(1, 20)
-        memory = [memory_of(boxes.training(tmp_path / 'run', number)) for number in (0, 1)]
+        memory = [boxes.memory_of(boxes.training(tmp_path / 'run', number)) for number in (0, 1)]
         three.cut_power(lost)
         newest = run.step()
         shutil.rmtree(memory[int(lost[3:]) - 1])  # it is without power too

@@ -84,7 +84,7 @@ class Memory(contextlib.AbstractContextManager['Memory']):
         often = (
             f'every {self._fixed} steps' if self._fixed else f'as often as it costs less than {_SHARE:.0%} of the time'
         )
-        copies = f'; copies of it: {self._peers.description}' if self._peers.copies else ''
+        copies = f'; copies of it: {self._peers.description}' if self._peers.description else ''
         states = _STATES * (1 + self._peers.copies)
         return f'{often}, in {self._directory}; at most {states} x {size / 1e9:.3g} GB of each process{copies}'
 

@@ -11,12 +11,12 @@ import os
 import pathlib
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 
-from pretrax.checkpoint.agreement import gather, offer, scatter
+from pretrax.checkpoint.agreement import first_problem, gather, offer, scatter
 from pretrax.checkpoint.manifest import MANIFEST, parse_manifest
 from pretrax.checkpoint.memory_pieces import Piece, PiecedState, pieces_in, states_of
 from pretrax.checkpoint.placement import Place, describe_copies, place_copies
@@ -25,8 +25,6 @@ from pretrax.jax_compat import coordinator_address
 from pretrax.system.launchers import identity
 from pretrax.system.process_hosts import expected_hosts
 from pretrax.system.rendezvous import own_address
-
-_RACKS = ('PRETRAX_RACK', 'SLURM_TOPOLOGY_ADDR')  # variables that say where a machine is
 
 
 class Peers:
@@ -50,13 +48,19 @@ class Peers:
             self._exchange(1 if copies is None else copies)
 
     def _exchange(self, copies: int) -> None:
-        own = self._listen() if self._directory is not None else {'place': ('', '', '', '')}
+        own: dict[str, Any] = {'place': ('', '', '', '')}
+        try:
+            own = self._listen() if self._directory is not None else own
+        except OSError as error:  # training goes on without copies
+            own['problem'] = str(error.strerror or error)
         said: list[dict[str, Any]] = [json.loads(text) for text in gather('peers', json.dumps(own))]
         places = [Place(*each['place']) for each in said]
         hosts = {place.host for place in places}
         copies = 0 if '' in hosts else min(copies, len(hosts) - 1)
         targets = place_copies(places, copies)
         self.description = describe_copies(targets, [each.get('name', '') for each in said]) if copies > 0 else ''
+        if problem := first_problem([each.get('problem', '') for each in said]):
+            self.description = f'none: {problem}'
         held = {(step, line, writer == 0) for each in said for writer, step, line in each.get('held', ())}
         answers = [json.dumps([copies, sorted(held), [said[target]['address'] for target in to]]) for to in targets]
         self.copies, known, self._targets = json.loads(scatter('peers', answers))
@@ -71,11 +75,10 @@ class Peers:
         address, names = own_address(coordinator, index), expected_hosts(jax.process_count(), index, coordinator)
         self._server = PieceServer(self._directory, secret, '' if index == 0 else address)
         machine, place = identity()['boot'], self._directory.stat()
-        rack = next((os.environ[name] for name in _RACKS if os.environ.get(name)), '')
         tpu_slice = str(getattr(jax.local_devices()[0], 'slice_index', ''))
         self._host = f'{machine}:{place.st_dev}:{place.st_ino}'
         return {
-            'place': (rack, tpu_slice, machine, self._host),
+            'place': (rack_of(os.environ), tpu_slice, machine, self._host),
             'name': names[index] if names else socket.gethostname(),
             'address': [f'{address}:{self._server.port}', secret],
             'held': [(piece.writer, piece.step, piece.line) for piece in pieces_in(self._directory)],
@@ -127,6 +130,11 @@ class Peers:
         """Ends the service of this process."""
         if self._server is not None:
             self._server.close()
+
+
+def rack_of(variables: Mapping[str, str]) -> str:
+    """The rack of this machine: `PRETRAX_RACK`, or the switches above it in Slurm's topology; '' if it is not known."""
+    return variables.get('PRETRAX_RACK') or variables.get('SLURM_TOPOLOGY_ADDR', '').rpartition('.')[0]
 
 
 class _PeerPiece(Piece):
