@@ -13,7 +13,7 @@ from runs import At, Quiet, StoppedAt
 
 def last_event(values):
     event = read_attempts(Path(values['run_dir']))[-1]
-    return {key: value for key, value in event.items() if key != 'time'}
+    return {key: value for key, value in event.items() if key not in ('time', 'alive')}
 
 
 def test_a_finished_run_says_so(small):
