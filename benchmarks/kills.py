@@ -16,7 +16,9 @@ import collections
 import json
 import os
 import random
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,9 +28,16 @@ from typing import Any
 from result_files import circumstances, write_result
 from soak import Injected, Soak, inject, losses
 
+from pretrax.checkpoint.memory_pieces import newest_in
+
 TESTS = Path(__file__).parents[1] / 'tests'
+sys.path.append(str(TESTS))
+
+from runs import write_documents  # type: ignore[import-not-found]  # noqa: E402 - of the tests
+
 LONGEST = 2.0  # seconds from a recovery to the next kill
 STEPS = 1000000  # more than a run has time for
+LAST_CHANGE = 160  # a run that ends before one of its changes is refused
 KINDS = {'kill': 5, 'kill-twice': 2, 'kill-all': 2, 'kill-standby': 1}  # and how often each is drawn
 
 DOCUMENTS = {'name': 'text', 'text': 'DIRECTORY/documents.jsonl', 'tokenizer': 'bytes', 'streaming': True}
@@ -64,9 +73,7 @@ def prepared(feature: str, name: str, directory: Path, processes: int, seed: int
     """A run that has not been started."""
     place = directory / name
     place.mkdir(parents=True)
-    draw = random.Random(0)
-    texts = (' '.join(str(draw.randrange(10**6)) for _ in range(draw.randint(20, 120))) for _ in range(200))
-    (place / 'documents.jsonl').write_text(''.join(json.dumps({'text': text}) + '\n' for text in texts))
+    write_documents(place)
     (place / 'run.yaml').write_text(json.dumps(values(feature, place)))
     environment = os.environ | {
         'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_backend_optimization_level=0', 'PYTHONPATH': str(TESTS),
@@ -128,6 +135,58 @@ def campaign(feature: str, kills: int, end: float, directory: Path, processes: i
     return result
 
 
+def forked_campaign(feature: str, kills: int, end: float, directory: Path, seed: int) -> dict[str, Any]:
+    """Kills a run without a launcher, whose attempts are forked from a process that has imported everything.
+
+    So an attempt takes a second. It is killed before a change of the memory, or some time after its first step.
+    """
+    draw, run = random.Random(f'{feature} {seed}'), directory / 'run'
+    write_documents(directory)
+    config = values(feature, directory) | {'mesh': {'r': 1, 'd': 1}}
+    killed, lost, times, newest = collections.Counter(), [], [], 0
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_backend_optimization_level=0'}
+    environment |= {'PYTHONPATH': str(TESTS), 'XDG_CACHE_HOME': str(directory / 'cache')}
+    command = [sys.executable, TESTS / 'run' / 'nursery.py', directory / 'cache']
+    with (
+        tempfile.TemporaryDirectory(dir='/dev/shm') as memory,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as nursery,
+    ):
+
+        def attempt(run: Path, steps: int, **kill: float) -> int:
+            order: dict[str, Any] = {'event': None, 'seconds': None, 'memory': memory if run.name == 'run' else None}
+            order |= {'values': config | {'run_dir': str(run), 'steps': steps}} | kill
+            assert nursery.stdin
+            assert nursery.stdout
+            nursery.stdin.write(json.dumps(order) + '\n')
+            nursery.stdin.flush()
+            return int(nursery.stdout.readline())
+
+        while killed.total() < kills and time.monotonic() < end:
+            kind, began = draw.choice(['event', 'seconds']), time.monotonic()
+            when = draw.randrange(2, 70) if kind == 'event' else draw.uniform(0, LONGEST)
+            if (code := attempt(run, STEPS, **{kind: when})) != -signal.SIGKILL:
+                raise RuntimeError(f'an attempt ended with {code}: {kind} {when}')
+            killed['before a change of the memory' if kind == 'event' else 'at a moment'] += 1
+            newest = newest_in(Path(memory))
+            lost.append(max(losses(run), default=0) - newest)
+            times.append(round(time.monotonic() - began, 1))
+        steps = max(newest + 1, LAST_CHANGE)
+        codes = attempt(run, steps), attempt(directory / 'undisturbed', steps)
+    found, expected = losses(run), losses(directory / 'undisturbed')
+    result = {
+        'feature': feature,
+        'processes': 1,
+        'kills': killed,
+        'survived': killed.total() if codes == (0, 0) else 0,
+        'steps': steps,
+        'different': sum(expected.get(step) != found.get(step) for step in range(1, steps + 1)),
+        'lost': lost,
+        'recovered': times,
+    }
+    print(json.dumps(result), flush=True)
+    return result
+
+
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     lines = [
@@ -155,6 +214,7 @@ def main() -> int:
     parser.add_argument('features', nargs='*', choices=[[], *FEATURES], help='default: all')
     parser.add_argument('--kills', type=int, default=500, help='in all')
     parser.add_argument('--processes', type=int, default=2)
+    parser.add_argument('--forked', action='store_true', help='one process without a launcher, in a second an attempt')
     parser.add_argument('--minutes', type=float, default=float('inf'), help='after which no further kill is made')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--out', type=Path, default=Path(__file__).parent / 'results')
@@ -166,9 +226,12 @@ def main() -> int:
         left = 60 * asked.minutes - (time.monotonic() - began)
         end = time.monotonic() + left / (len(features) - number)
         with tempfile.TemporaryDirectory(prefix='kills-') as directory:
-            rows.append(campaign(feature, kills, end, Path(directory), asked.processes, asked.seed))
+            if asked.forked:
+                rows.append(forked_campaign(feature, kills, end, Path(directory), asked.seed))
+            else:
+                rows.append(campaign(feature, kills, end, Path(directory), asked.processes, asked.seed))
     result = circumstances() | {'load': round(os.getloadavg()[2], 1), 'features': rows}
-    write_result(result, table, asked.out, f'kills-{asked.processes}-processes')
+    write_result(result, table, asked.out, 'kills-forked' if asked.forked else f'kills-{asked.processes}-processes')
     return any(row['different'] or row['survived'] < sum(row['kills'].values()) for row in rows)
 
 
