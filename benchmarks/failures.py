@@ -5,13 +5,13 @@
 Nothing is trained. The events are failures of processes, losses of nodes, and the arrivals of new nodes. Between them
 the run trains, copies its state into memory and to a peer, and writes checkpoints to storage. After each failure it
 takes the newest state that is left. Goodput is the time of the steps that were kept, divided by the time of all
-accelerators, spares included. Four ways to keep the state are compared: storage at a fixed and at the best interval,
-memory with a copy at a peer, and the same with spare nodes.
+accelerators, spares included. Five ways to keep the state are compared: storage at a fixed and at the best interval,
+memory with a copy at a peer, and the latter two with spare nodes.
 
 The second part repeats a published comparison: 3,000 steps on 64 accelerators with a failure every 45 to 75 minutes.
 
-The speeds are those that `checkpoint.py` and `recovery.py` measured, in results/. The failures are published ones: see
-`MTTF_HOURS`, `NODE_SHARE`, `STORAGE` and `REPLACEMENT`. Writes results/failures.json and docs/images/failures.svg.
+The constants are those of `pretrax plan --mttf`, src/pretrax/plan/failures.yaml, and the time that `recovery.py`
+measured after a lost machine. Writes results/failures.json and docs/images/failures.svg.
 """
 
 import dataclasses
@@ -22,10 +22,11 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pretrax.plan.failures import CONSTANTS as PLAN
 from pretrax.plan.failures import best_interval
 from pretrax.view.charts.chart import Chart, Line, Panel
 from pretrax.view.charts.picture import chart_picture
@@ -36,12 +37,8 @@ PICTURE = HERE.parent / 'docs' / 'images' / 'failures.svg'
 
 # Hours between failures of a job, by its accelerators: Kokolis et al. 2024, arXiv:2410.21680.
 MTTF_HOURS = {1024: 7.9, 16384: 1.8, 131072: 14 / 60}
-# The share of unexpected interruptions that hardware caused, and the bytes/s that storage sustains: Llama 3, 16,384
-# GPUs, arXiv:2407.21783, sections 3.3.4 and 3.3.1.
-NODE_SHARE = 0.78
+# Bytes/s that storage sustains for all nodes together: Llama 3, arXiv:2407.21783, section 3.3.1.
 STORAGE = 2e12
-# Seconds until a lost node is replaced if there is no spare: assumed by clockwork.io/blog (TorchPass, 2026).
-REPLACEMENT = 600.0
 
 NAMES = (
     'storage, every 30 minutes',
@@ -90,29 +87,19 @@ class Constants:
     wire: float
 
 
-def newest_results() -> list[str]:
-    """The names of the newest results of `recovery.py` and `checkpoint.py`."""
-    return [max((HERE / 'results').glob(f'{name}-[0-9]*.json')).name for name in ('recovery', 'checkpoint')]
+def newest_result() -> str:
+    """The name of the newest result of `recovery.py`."""
+    return max((HERE / 'results').glob('recovery-[0-9]*.json')).name
 
 
-def measured(names: Sequence[str]) -> Constants:
-    """The constants in these two results."""
-    recovery, checkpoint = (json.loads((HERE / 'results' / name).read_text()) for name in names)
-    losses = recovery['losses']
-    size = checkpoint['gigabytes'] * 1e9
-
-    def again(what: str) -> float:
-        """The slowest engine, since the engines of large clusters are slower than `local`."""
-        return max(loss['trains again'] for loss in losses if loss['lost'] == what)
-
-    def seconds(name: str) -> float:
-        return statistics.median(one[name] for one in checkpoint['seconds'])
-
-    write = size / seconds('write pretrax')
+def measured(name: str) -> Constants:
+    """The constants of the plan, and the time after a lost machine on the slowest engine in this result."""
+    losses = json.loads((HERE / 'results' / name).read_text())['losses']
+    write, read = PLAN['write'], PLAN['read']
     return Constants(
-        process=again('process killed'), node=again('machine lost'), blocked=seconds('save blocks') / size,
-        write=write, read=size / seconds('read disk pretrax'), keep=write, take=size / seconds('read memory pretrax'),
-        wire=write,
+        process=PLAN['restart'],
+        node=max(loss['trains again'] for loss in losses if loss['lost'] == 'machine lost'),
+        blocked=1 / PLAN['copy'], write=write, read=read['storage'], keep=write, take=read['memory'], wire=write,
     )  # fmt: skip
 
 
@@ -124,7 +111,7 @@ class Job:
     state: float  # bytes of a node
     step: float  # seconds
     between: Callable[[random.Random], float]
-    replacement: float = REPLACEMENT
+    replacement: float = PLAN['replacement']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +178,7 @@ class Run:
         if self.memory.advance(self.base, reached):
             self.missing.clear()
         has_memory = self.policy.memory
-        if self.draw.random() < NODE_SHARE:
+        if self.draw.random() < PLAN['machine_share']:
             node = self.draw.randrange(self.job.nodes)
             # Each node keeps a copy of its predecessor: neighbors must not both be missing.
             has_memory = has_memory and not self.missing & {(node + side) % self.job.nodes for side in (-1, 1)}
@@ -307,10 +294,10 @@ def picture(result: dict[str, Any]) -> bytes:
 
 
 def main() -> int:
-    constants = measured(sources := newest_results())
+    constants = measured(source := newest_result())
     result = {
         'command': 'uv run python benchmarks/failures.py',
-        'sources': sources,
+        'source': source,
         'constants': dataclasses.asdict(constants),
         'clusters': list(clusters(constants)),
         'bar': bar(constants),

@@ -140,7 +140,7 @@ def test_failures_are_as_published():
 
 def test_the_results_are_those_of_the_measured_constants():
     result = json.loads(benchmark.RESULTS.read_text())
-    constants = benchmark.measured(result['sources'])
+    constants = benchmark.measured(result['source'])
     assert result['constants'] == pytest.approx(dataclasses.asdict(constants))
     first, now = result['clusters'][0], next(benchmark.clusters(constants))
     assert now['goodput'] == pytest.approx(first['goodput'])
