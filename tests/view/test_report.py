@@ -235,6 +235,17 @@ def test_the_time_of_a_step_is_measured_traced_and_at_the_limit(run):
     assert (found['traced'], found['phases']) == ({'forward': 0.25}, [])
 
 
+def test_the_time_is_told_by_cause_the_longest_first(tmp_path):
+    history = [('began', 100.0, {}), ('stepped', 110.0, {'compile': 10.0}), ('finished', 200.0, {})]
+    events = [{'time': time, 'event': event, 'step': 1, **what} for event, time, what in history]
+    (tmp_path / 'attempts.jsonl').write_text(''.join(json.dumps(event) + '\n' for event in events))
+    pause = {'time': 150.0, 'step': 1, 'work': 'save', 'seconds': 40.0}
+    (tmp_path / 'pauses.jsonl').write_text(json.dumps(pause) + '\n')
+    text = Path(write_report(str(tmp_path))).read_text()
+    assert 'Where the time went' in text
+    assert 'steps kept 50.0%, checkpoints 40.0%, compilation 10.0%' in text
+
+
 def test_a_trace_that_is_damaged_is_a_warning(tmp_path):
     (tmp_path / 'attempts.jsonl').write_text('{"time": 1.0, "event": "began", "step": 0}\n')
     place = tmp_path / 'profile' / 'plugins' / 'profile' / '2026'

@@ -324,6 +324,7 @@ def hostile(made):
 def test_files_say_what_the_terminal_says(hostile, tmp_path, capsys):
     text = called(capsys, *hostile)
     assert 'is better than A base' in text
+    assert re.search(r'Where the time went\n.*\n +compilation +100.0% +100.0%\n +all time +16 s +16 s\n', text)
     for name in ('a.md', 'a.csv', 'a.json'):
         assert called(capsys, *hostile, '--out', tmp_path / 'deep' / name) == f'wrote {tmp_path}/deep/{name}\n'
     record = json.loads((tmp_path / 'deep' / 'a.json').read_text())

@@ -71,11 +71,12 @@ def test_in_a_pipe_there_are_plain_lines_until_the_run_ends(written):
                 'tiny  step 10/100  val loss 2.7500\n',
                 'tiny  step 10/100  10.0%  loss 2.5000  1k tok/s  mfu 40.0%\n',
             ]
-            written.train(90, loss=2.25)
+            written.train(90, **{'loss': 2.25, 'seconds/kept': 9.0, 'seconds/lost': 1.0})
             written.end('finished')
             rest = process.stdout.read()
             assert 'step 100/100  100.0%  loss 2.2500' in rest
             assert 'tiny  finished' in rest
+            assert 'tiny  time: steps kept 90.0%, steps lost 10.0%' in rest
             assert '\x1b' not in rest
             assert process.wait(60) == 0
         finally:
