@@ -134,7 +134,7 @@ def _results(equation: Any, operands: list[Varies], final: bool) -> list[Varies]
         case 'cond':
             branches = [verify(branch, operands[1:], final) for branch in params['branches']]
             return [operands[0].union(*results) for results in zip(*branches, strict=True)]
-    programs = [value for value in params.values() if hasattr(getattr(value, 'jaxpr', value), 'eqns')]
+    programs = inner_programs(equation)
     if len(programs) == 1:
         inner = getattr(programs[0], 'jaxpr', programs[0])
         if (len(inner.invars), len(inner.outvars)) == (len(operands), len(equation.outvars)):
@@ -143,6 +143,28 @@ def _results(equation: Any, operands: list[Varies], final: bool) -> list[Varies]
         verify(program)
     # Communication along an axis can make a value vary along that axis only.
     return [union | _axes(params)] * len(equation.outvars)
+
+
+def inner_programs(equation: Any) -> list[Any]:
+    """The jaxprs, open or closed, that an equation runs."""
+    values = [one for value in equation.params.values() for one in (value if isinstance(value, tuple) else (value,))]
+    return [value for value in values if hasattr(getattr(value, 'jaxpr', value), 'eqns')]
+
+
+def communicates_along(equation: Any) -> frozenset[str]:
+    """The mesh axes along which a primitive sends its operands."""
+    silent = ('axis_index', 'pvary', 'claim', 'known_same', 'settle')
+    return frozenset() if equation.primitive.name in silent else _axes(equation.params)
+
+
+def scan_counts(equation: Any) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many are carries. The others are slices."""
+    program = equation.params['jaxpr']
+    program = getattr(program, 'jaxpr', program)
+    differ_in_rank = lambda a, b: len(a.aval.shape) != len(b.aval.shape)  # noqa: E731
+    n_slices = sum(map(differ_in_rank, equation.invars, program.invars))
+    n_carries = len(program.outvars) - sum(map(differ_in_rank, equation.outvars, program.outvars))
+    return len(equation.invars) - n_slices - n_carries, n_carries
 
 
 def _check_claim(varies: Varies, final: bool, *, kind: str, axes: tuple[str, ...], error: str) -> None:
@@ -163,10 +185,7 @@ def _axes(params: dict[str, Any]) -> frozenset[str]:
 def _scan(equation: Any, operands: list[Varies], final: bool) -> list[Varies]:
     """Operands are constants, carries and slices; results carries and slices. Inside, slices lose a dimension."""
     program = getattr(equation.params['jaxpr'], 'jaxpr', equation.params['jaxpr'])
-    differ_in_rank = lambda a, b: len(a.aval.shape) != len(b.aval.shape)  # noqa: E731
-    n_slices = sum(map(differ_in_rank, equation.invars, program.invars))
-    n_carries = len(program.outvars) - sum(map(differ_in_rank, equation.outvars, program.outvars))
-    first = len(operands) - n_slices - n_carries
+    first, n_carries = scan_counts(equation)
     constants, carries, slices = operands[:first], operands[first : first + n_carries], operands[first + n_carries :]
 
     def body(carries: list[Varies], final: bool = False) -> list[Varies]:
