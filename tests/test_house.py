@@ -111,7 +111,7 @@ STAYS, RETURNS = 18, 4
 # How many files of the source name an option of the decoder, by its last part: the median of all options.
 FILES_PER_OPTION = 9
 # All lines of the Python source. Only a new feature raises it, by what it needs; the aim is 70,000.
-SOURCE_LINES = 83_475
+SOURCE_LINES = 84_165
 # Functions with more than 7 parameters; functions of more than 60 lines; calls with more than 6 arguments by position.
 # They only go down, to none.
 LONG_SIGNATURES, LONG_FUNCTIONS, LONG_CALLS = 20, 12, 27
@@ -214,6 +214,7 @@ TESTED_BY = {
     'run/test_noise_scale.py': 'run/logged_program',
     'run/test_program_cache.py': 'jax_compat system/cache run/compiled_step',
     'run/test_rollback.py': 'run/session',
+    'run/test_replay.py': 'train/replay',
     'launch/test_start_check.py': 'doctor/start_check system/target',
     'run/test_seen_batch.py': 'cli/data/show',
     'weights/test_warm_start.py': 'weights/trained',

@@ -11,6 +11,7 @@ from reference_maker.source import files, tree
 # Functions that return metrics of a line, besides those named in ALWAYS, in any file of MODELS.
 EMITTERS = {
     'run/step_metrics.py': ('_measured', '_log_step'),
+    'run/replay.py': ('metrics',),
     'run/validation.py': ('losses_of_state', 'losses'),
     'run/utilization.py': ('__call__',),
     'run/logged_program.py': ('curves', 'read'),

@@ -72,7 +72,7 @@ def test_every_key_has_a_row():
     listed = {cells[0] for cells in rows(text('keys.md'))}
     sections = {kind for kind in RunConfig.model_fields if f'## `{kind}`\n' in text('keys.md')}
     keys = {key.removesuffix('.options') for key in known_keys(RunConfig)} - set(registry.DEFAULTS)
-    assert keys - {'checkpoint.memory', 'log.notify', *sections} <= listed
+    assert keys - {'checkpoint.memory', 'faults.replay', 'log.notify', *sections} <= listed
     assert sections >= {*registry.DEFAULTS, 'batch', 'mesh', 'faults', 'log'}
 
 

@@ -195,6 +195,31 @@ wait()
     assert [said for said in local.said if 'trying all processes again' in said and '4 processes' in said]
 
 
+QUARANTINE = """
+import json
+if attempt > 1:
+    sys.exit(0)
+reached('start')
+if me == 0:
+    event = {'time': time.time(), 'event': 'quarantined', 'device': 'device 1 of process 1 on node7', 'process': 1}
+    with (run / 'attempts.jsonl').open('a') as attempts:
+        print(json.dumps(event), file=attempts)
+sys.exit(75)
+"""
+
+
+def test_an_elastic_launch_goes_on_without_a_quarantined_process(local):
+    assert local(QUARANTINE, processes=3, elastic=True) == 0
+    assert [len(event['processes']) for event in local.events('started')] == [3, 2]
+    assert 'quarantined: device 1 of process 1 on node7' in local.events('ended')[0]['why']
+
+
+def test_a_launch_that_is_not_elastic_ends_without_a_quarantined_process(local):
+    assert local(QUARANTINE, processes=3, retries=9) == 75
+    assert len(local.events('started')) == 1
+    assert local.said[-1].endswith('this run needs its host, and is not elastic: giving up')
+
+
 def test_an_elastic_launch_keeps_processes_that_fail_by_themselves(local):
     assert local('sys.exit(1) if me == 1 else wait()', retries=1, elastic=True) == 1
     assert [len(event['processes']) for event in local.events('started')] == [2, 2]

@@ -98,6 +98,7 @@ def test_flags_of_the_environment_win_over_the_choice_and_lose_to_the_configurat
         ({'xla_cpu_prefer_vector_width': 1.5}, "refuses the value: .*'1.5' is not a valid int32"),
         ({'optimization_level': 77}, 'refuses the value: .*77'),
         ({'xla_tpu_scoped_vmem_limit_kib': 8}, 'it is for TPUs, but this run is for cpu'),
+        ({'xla_tpu_enable_sdc_checker': True}, 'it is for TPUs, but this run is for cpu'),
         ({'xla_gpu_enable_triton_gemm': False}, 'it is for GPUs, but this run is for cpu'),
         ({'xla_cpu_enable_fast_moth': None}, r'never sets; did you mean xla_cpu_enable_fast_math\?'),
     ],

@@ -347,6 +347,16 @@ class Checkpoint(Section):
     memory: CheckpointMemory = default(CheckpointMemory(), 'states in the memory of machines, besides checkpoints')
 
 
+class Replay(Section):
+    """How devices that compute wrong numbers without an error are found; see docs/reliability.md."""
+
+    every: CountOrZero = default(
+        0, 'steps between two at which the gradient is computed twice, and replicas of the state compared; 0: never'
+    )
+    rotate: bool = default(True, 'also compute it with the rows of other devices, if the mesh axis d has several')
+    quarantine_after: Count = default(2, 'differences of a device after which the run ends, to go on without its host')
+
+
 class Faults(Section):
     """How faults are handled; see docs/reliability.md."""
 
@@ -364,6 +374,7 @@ class Faults(Section):
     heartbeat_seconds: Annotated[int, Field(ge=2, le=LARGEST)] = default(
         20, 'with several processes, one that is silent for this long counts as lost; the others exit with code 75'
     )
+    replay: Replay = default(Replay(), 'replays of steps, which find devices that compute wrong numbers')
     lease_seconds: Positive = default(
         60.0, 'with run_dir in a bucket, another process may take over the run if this one is silent for this long'
     )
@@ -450,8 +461,12 @@ class Notify(Section):
     command: tuple[Annotated[str, Field(min_length=1)], ...] | None = default(
         None, 'program and arguments to run, with the JSON object as its input; null: none', min_length=1, strict=False
     )
-    events: tuple[Literal['finished', 'stopped', 'failed', 'diverged', 'stalled', 'recovered'], ...] = default(
-        ('finished', 'stopped', 'failed', 'diverged', 'stalled', 'recovered'), 'what to notify of', strict=False
+    events: tuple[Literal['finished', 'stopped', 'failed', 'diverged', 'corrupted', 'stalled', 'recovered'], ...] = (
+        default(
+            ('finished', 'stopped', 'failed', 'diverged', 'corrupted', 'stalled', 'recovered'),
+            'what to notify of',
+            strict=False,
+        )
     )
     stalled_seconds: Positive = default(600.0, 'a run without a step for this long has stalled')
 

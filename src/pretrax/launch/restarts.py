@@ -19,6 +19,7 @@ class Outcome:
     step: int  # step of the newest checkpoint at that time; 0: there is none
     lost: tuple[int, ...] = ()  # numbers of the processes that were killed or hung
     gone: tuple[int, ...] = ()  # numbers of the processes whose machine is gone
+    quarantined: tuple[int, ...] = ()  # numbers of the processes whose machine computes something wrong
 
     @property
     def exit_code(self) -> int:

@@ -18,7 +18,7 @@ from pretrax.launch.elastic import Slots
 from pretrax.launch.group import Group
 from pretrax.launch.host_memory import HostMemory
 from pretrax.launch.restarts import Outcome, RestartOptions, Restarts, newest_checkpoint, outcome
-from pretrax.observe.attempts import attempts_of, note, read_attempts
+from pretrax.observe.attempts import attempts_of, note, quarantined, read_attempts
 from pretrax.observe.notices import LaunchNotices
 from pretrax.storage import BucketPath
 from pretrax.storage.lease import FILE, HeldError, Lease, LostError
@@ -116,7 +116,7 @@ class Supervisor:
                 return self._last_code(ended)
             is_mistake = ended.code in (MISTAKE, CONFIGURATION)
             wait = None if is_mistake else self._next(ended)
-            leaves = wait is None and self._options.requeued and bool(ended.gone)
+            leaves = wait is None and self._options.requeued and bool(ended.gone or ended.quarantined)
             self._notices.attempt_ended(self._directory, ended.code, ended.step, ended.why, wait is not None or leaves)
             if is_mistake:
                 return self._last_code(ended)
@@ -124,10 +124,9 @@ class Supervisor:
                 self._say(f'launch: {ended.why}; exiting with {TRY_AGAIN}, to be started again on other machines')
                 return TRY_AGAIN
             if wait is None:
-                self._say(
-                    f'launch: {ended.why}; {self._restarts.failures} attempts in a row without a new checkpoint: '
-                    'giving up'
-                )
+                failures = f'{self._restarts.failures} attempts in a row without a new checkpoint'
+                reason = 'this run needs its host, and is not elastic' if ended.quarantined else failures
+                self._say(f'launch: {ended.why}; {reason}: giving up')
                 return ended.exit_code
             attempt += 1
             self._say(
@@ -142,11 +141,12 @@ class Supervisor:
     def _next(self, ended: Outcome) -> float | None:
         """Seconds until the next attempt; None: no further attempt. If elastic, chooses its number of processes."""
         wait = self._restarts.wait(ended)
-        if ended.gone and self._slots.replace(ended.gone):
+        left = ended.quarantined or ended.gone
+        if left and self._slots.replace(left):
             self._restarts.reset()
             return 0.0
-        if ended.gone and self._options.requeued:
-            if not self._options.elastic or not self._slots.forget(ended.gone):
+        if ended.quarantined or (ended.gone and self._options.requeued):
+            if not self._options.elastic or not self._slots.forget(left):
                 return None
             self._restarts.reset()
             return 0.0
@@ -211,6 +211,9 @@ class Supervisor:
             elif ended.code not in (DONE, MISTAKE, CONFIGURATION) and (gone := tuple(group.gone())):
                 names = ' and '.join(f'process {number} on {group.host(number)}' for number in gone)
                 ended = dataclasses.replace(ended, gone=gone, why=f'lost: {names}')
+            elif ended.code == TRY_AGAIN and (event := quarantined(self._directory)):
+                why = f'quarantined: {event.get("device")}, which computes something wrong'
+                ended = dataclasses.replace(ended, quarantined=(int(event['process']),), why=why)
             if self._asked is None and ended.why != _GROWS:
                 self._report_crashes(group, codes, ended, label, stacks, time.monotonic() - began)
         return ended

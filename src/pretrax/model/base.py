@@ -105,7 +105,7 @@ class Model:
 
     def with_seeds(self, batch: Batch, key: jax.Array | None = None) -> Batch:
         """The batch of a step with random words per token, if a decoder has dropout. Under `jit`, on whole arrays."""
-        if key is None or self.arch is None or not self.arch.drops:
+        if key is None or batch.seeds is not None or self.arch is None or not self.arch.drops:
             return batch
         return dataclasses.replace(batch, seeds=token_seeds(key, batch.tokens.shape, self.column_order))
 

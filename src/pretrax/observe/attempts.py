@@ -10,6 +10,7 @@ attempts to train that these describe.
 A launcher writes "started", with the process ids or the names of machines, and "ended"; inside a Slurm job also
 "allocated", with its nodes and the newest checkpoint, and "released", with its exit code. The training writes "began"
 with its first step, "stepped" after that step, and at its end "finished", "stopped" or "failed" with its last step.
+A device that computed something wrong is "corrupted", and "quarantined" after some times, with its process.
 `time` is in seconds since 1970; `lost` is the time at which the previous attempt was lost. `alive` is the time at which
 the file was last written or touched before: the training touches it every second in which a step ends.
 """
@@ -27,6 +28,7 @@ from pretrax.storage.parts import read_records
 from pretrax.system.line_files import append_record
 
 FILE = 'attempts.jsonl'
+CORRUPTED, QUARANTINED = 'corrupted', 'quarantined'  # see `run/replay.py`
 RUNNING, FINISHED, STOPPED, FAILED, LOST = 'running', 'finished', 'stopped', 'failed', 'lost'
 type State = Literal['running', 'finished', 'stopped', 'failed', 'lost']
 
@@ -49,6 +51,13 @@ def touch(directory: pathlib.Path) -> None:
 def read_attempts(directory: AnyPath) -> list[dict[str, Any]]:
     """All events, oldest first; none if the run has not begun. Lines that are not events are skipped."""
     return read_records(directory / FILE, is_event)
+
+
+def quarantined(directory: AnyPath) -> dict[str, Any] | None:
+    """The event of the device that was quarantined since processes were started last; None: none was."""
+    events = read_attempts(directory)
+    began = max((number for number, event in enumerate(events) if event['event'] == 'started'), default=0)
+    return next((event for event in events[began:] if event['event'] == QUARANTINED), None)
 
 
 def is_event(record: dict[str, Any]) -> bool:

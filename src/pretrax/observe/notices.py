@@ -72,6 +72,10 @@ class RunNotices(_Notices):
         self._trouble = 'the run had diverged'
         self._send('diverged', self._step(), f'too many steps were skipped; the run returns to step {back_to}')
 
+    def corrupted(self, why: str) -> None:
+        """A device has computed something wrong."""
+        self._send('corrupted', self._step(), why)
+
     def ended(self, event: str, why: str) -> None:
         """The run has ended in this process. Waits a limited time until the notices are sent."""
         self._stop()

@@ -32,7 +32,7 @@ type _Payload = dict[str, str | int | float]
 class Notice:
     """What happened to a run."""
 
-    event: str  # 'finished', 'stopped', 'failed', 'diverged', 'stalled' or 'recovered'
+    event: str  # one of `log.notify.events`
     run: str
     run_dir: str
     step: int

@@ -12,6 +12,7 @@ from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.run.setup import Run
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.train.host_memory import on_device
+from pretrax.train.replay import arrays_of, do_replicas_differ
 from pretrax.train.state import by_weight
 from pretrax.train.step import TrainState
 
@@ -49,6 +50,9 @@ def save(
     is_finite = bool(_all_finite(state.weights, state.optimizer))
     if not is_finite:
         report(f'WARNING: the weights or the optimizer state of step {step} have non-finite values')
+    elif not _replicas_agree(run, state):
+        report(f'WARNING: replicas of the state of step {step} differ: the checkpoint does not count as a good one')
+        is_finite = False
     whole = _described(run, state) | {'finite_state': is_finite} | description
     for write in (checkpoints.wait, lambda: checkpoints.save(step, by_weight(state._replace(constants=None)), whole)):
         try:
@@ -59,7 +63,7 @@ def save(
 
 def remember(run: Run, memory: Memory, step: int, state: TrainState, description: dict[str, Any]) -> None:
     """Starts to keep a state in memory, in the background, described as a checkpoint is."""
-    is_finite = _all_finite(state.weights, state.optimizer)
+    is_finite = _all_finite(state.weights, state.optimizer) & _replicas_agree(run, state)
     memory.save(step, by_weight(state._replace(constants=None)), _described(run, state) | description, is_finite)
 
 
@@ -75,6 +79,11 @@ def _described(run: Run, state: TrainState) -> dict[str, Any]:
         'vocab_size': run.recipe.model.vocab_size,
         **(run.teaching.description if run.teaching else {}),
     }
+
+
+def _replicas_agree(run: Run, state: TrainState) -> jax.Array | bool:
+    """Whether replicas are equal, as far as `faults.replay` wants it to be known."""
+    return ~do_replicas_differ(*arrays_of(state)) if run.faults.replay.every else True
 
 
 @jax.jit

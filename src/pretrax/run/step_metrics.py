@@ -26,6 +26,7 @@ from pretrax.run.compiled_step import CompiledStep, record_program
 from pretrax.run.logged_program import NoiseScale, layer_statistics
 from pretrax.run.out_of_memory import explaining_full_memory
 from pretrax.run.processes import is_first_process
+from pretrax.run.replay import Replay
 from pretrax.run.result import OnStep
 from pretrax.run.run_log import RunLog, ending
 from pretrax.run.seen_batch import show_batch
@@ -71,6 +72,7 @@ class StepMetrics:
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._statistics = layer_statistics(run, clock, report)
         self._noise = NoiseScale(run, start.description, clock, report)
+        self._replay = Replay(run, clock, report, log.notices.corrupted if log is not None else lambda why: None)
         self._straggler = Straggler(report)
         self._program: Any = None  # the compiled step
         self._batches_ahead = 0  # the number of a step's batch minus the number of steps before it
@@ -98,6 +100,9 @@ class StepMetrics:
         if self._has_grown:  # a lap has steps with batches of one size
             self.clock.lap()
             self._has_grown = False
+        if self._replay.is_due(number):
+            self.read()
+            self._replay.check(number, state, batch)
         self._statistics.compute(number, index, state, batch)
         self._noise.compute(number, index, state, batch)
         self._straggler.begin_step()
@@ -167,6 +172,7 @@ class StepMetrics:
         if step.run is not self._run:
             self._statistics = layer_statistics(step.run, self.clock, self._report)
             self._noise = NoiseScale(step.run, self._noise.description(), self.clock, self._report)
+            self._replay.prepare(step.run)
         self._has_grown = self._program is not None
         self._run, self._program = step.run, step.call
         self._report(str(step))
@@ -227,6 +233,7 @@ class StepMetrics:
             **values,
             'skipped_steps': int(values['skipped_steps']) - self.without_targets,
             'steps_without_targets': self.without_targets,
+            **self._replay.metrics(),
             **({'bits_per_byte': bits_per_byte(nll, per_token)} if per_token and nll is not None else {}),
         }
 

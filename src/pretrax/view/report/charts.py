@@ -14,7 +14,7 @@ from pretrax.view.record.run_record import RunRecord
 from pretrax.view.report.encoding import Arrays
 
 _GROUPS: dict[str, list[str]] = read_table(Path(__file__).with_suffix('.yaml'))
-_SELDOM = ('targets', 'skipped_steps', 'skipped_in_a_row', 'steps_without_targets')  # at the end
+_SELDOM = ('targets', 'skipped_steps', 'skipped_in_a_row', 'steps_without_targets', 'replays')  # at the end
 
 
 class ChartSpec(NamedTuple):
