@@ -3,10 +3,12 @@
 What follows equals an undisturbed run, bit for bit.
 """
 
+import contextlib
 import json
 import os
 import random
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -16,9 +18,9 @@ import pytest
 from launched import Launched, Training, environment, undisturbed, write_run
 from pretrax import config_from_values
 from pretrax.distill.preparation import prepare_cache
+from pretrax.launch.group import free_port, identity
 from pretrax.launch.host_memory import HostMemory
-from pretrax.launch.local import LocalGroup, devices_of, pretrax_command
-from pretrax.system.standby import Trainings
+from pretrax.launch.local import devices_of, pretrax_command
 from run.test_restart_matrix import FEATURES, SPIKES, TEACHER
 from runs import small_values, write_documents
 
@@ -28,27 +30,30 @@ IN_MEMORY = {'every': 0, 'memory': {'every': 1}}
 def killed(config, run_dir, kills, *options):
     """Kills a process of each of so many attempts, at random steps. Returns the losses, and what the launcher said."""
     moments = random.Random(run_dir.name)
+    places = set()
     with Launched(config, run_dir, '-n', '2', *options) as run:
         for attempt in range(1, kills + 1):
             run.until_step(attempt, moments.randrange(1, 5))
+            variables = Path(f'/proc/{run.pid(0)}/environ').read_text().split('\0')
+            places.add(next(text for text in variables if text.startswith('PRETRAX_MEMORY=')))
             os.kill(run.pid(moments.randrange(2)), signal.SIGKILL)
             run.until(lambda n=attempt: run.events('ended')[n - 1 :], f'the end of attempt {attempt}')
             newest = run.step()  # of all steps that were done
             began = run.until(lambda n=attempt: run.events('began')[n:], f'attempt {attempt + 1}')[0]['step']
             assert newest - 1 <= began <= newest, run.said
         assert run.wait() == 0, run.said
-    assert not (run_dir / 'checkpoints').is_dir() or run.checkpoints() == [max(run.losses())]
+    assert run.checkpoints() == [max(run.losses())]
+    assert len(places) == 1
+    assert not Path(places.pop().partition('=')[2]).exists()
     return run.losses(), run.said
 
 
 def test_a_killed_process_costs_one_step_at_most(tmp_path):
     config = write_run(tmp_path, checkpoint=IN_MEMORY, steps=40)
-    before = set(Path('/dev/shm').glob('pretrax-*'))
     losses, said = killed(config, tmp_path / 'killed', 3)
     assert losses == undisturbed(config, tmp_path / 'straight', 2)
     assert said.count('memory of this machine') == 3
     assert 'attempts in a row without a new checkpoint' not in said
-    assert set(Path('/dev/shm').glob('pretrax-*')) <= before
 
 
 @pytest.mark.parametrize(('before', 'after'), [(2, 1), (1, 2)])
@@ -59,25 +64,28 @@ def test_another_number_of_processes_goes_on_from_memory(before, after, tmp_path
     config = write_run(tmp_path, checkpoint=IN_MEMORY, steps=30, batch=batch, faults=faults)
     run = Training(tmp_path / 'run')
 
-    def start(count, memory):
-        mesh = f'mesh.d={count}', 'mesh.r=1'
-        command = pretrax_command('train', str(config), f'run_dir={run.run_dir}', *mesh, '--allow-changes')
-        variables = environment(**memory.environment)
-        trainings = Trainings(command, lambda slot: variables | devices_of(slot, 1))
-        return LocalGroup(trainings, range(count), run.run_dir)
+    @contextlib.contextmanager
+    def training(count, memory):
+        address, mesh = f'127.0.0.1:{free_port("127.0.0.1")}', (f'mesh.d={count}', 'mesh.r=1', '--allow-changes')
+        command = pretrax_command('train', str(config), f'run_dir={run.run_dir}', *mesh)
+        variables = [identity(i, [''] * count, address) | devices_of(i, 1) | memory.environment for i in range(count)]
+        processes = [subprocess.Popen(command, env=environment(**each)) for each in variables]
+        try:
+            yield processes
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
 
-    (run.run_dir / 'output').mkdir(parents=True)
     with HostMemory() as memory:
-        with start(before, memory) as group:
-            while not run.run_dir.joinpath('metrics.jsonl').is_file() or run.step() < 5:
-                assert not group.codes()
+        with training(before, memory) as processes:
+            while not (run.run_dir / 'metrics.jsonl').is_file() or run.step() < 5:
+                assert all(process.poll() is None for process in processes)
                 time.sleep(0.01)
         kept = memory.newest()
         assert kept >= run.step() - 1 > 3
-        with start(after, memory) as group:
-            while len(group.codes()) < after:
-                time.sleep(0.1)
-            assert set(group.codes().values()) == {0}
+        with training(after, memory) as processes:
+            assert [process.wait() for process in processes] == [0] * after
     assert run.events('began')[1]['step'] == kept
     straight = undisturbed(config, tmp_path / 'straight', before, f'mesh.d={before}', 'mesh.r=1')
     losses = run.losses()
