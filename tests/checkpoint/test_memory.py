@@ -271,3 +271,28 @@ def test_it_is_kept_as_often_as_it_costs_one_percent(tmp_path):
     for cost, write, same in (0.04, 0, 50), (0.06, 0, 60), (0.02, 0, 20), (0.0, 0, 1), (0.0, 1.95, 20):
         memory._every = 50
         assert json.loads(memory._decide([('', cost, write, 0.1)]))[0] == same
+
+
+def test_what_a_run_was_restored_from_stays_until_a_newer_state_is_whole(state, tmp_path):
+    directory = tmp_path / 'memory'
+    kept(directory, state, 5).close()
+    split(directory, 5, both=True)
+    _, _, description, _ = resumed(directory, tmp_path / 'checkpoints')
+    memory = Memory(directory, 1, print)
+    memory.begin(5, state, description)
+    memory.save(6, state, described(6), jnp.array(False))
+    memory.wait()
+    assert [(piece.step, piece.writer) for piece in pieces_in(directory)] == [(5, 0), (5, 1)]
+    memory.save(7, state, described(7), jnp.array(True))
+    memory.close()
+    assert [(piece.step, piece.writer) for piece in pieces_in(directory)] == [(7, 0)]
+
+
+def test_a_launcher_that_has_ended_ends_the_keeping(state, tmp_path):
+    said = []
+    memory = kept(tmp_path / 'memory', state, 4, report=said.append)
+    shutil.rmtree(tmp_path / 'memory')
+    memory.save(5, state, described(5), jnp.array(True))
+    memory.close()
+    assert 'No such file or directory' in said[0]
+    assert not (tmp_path / 'memory').exists()

@@ -46,6 +46,7 @@ class Memory(contextlib.AbstractContextManager['Memory']):
 
     def __init__(self, directory: pathlib.Path | None, every: int | None, report: Report, copies: int | None = None):
         self._directory, self._fixed, self._report = directory, every, report
+        self._own = (directory or pathlib.Path()) / str(jax.process_index())  # the pieces of this process
         self._token, self._rollbacks = broadcast('memory', secrets.token_hex(4)), 0
         self._peers = Peers(directory, copies)
         self._without_copy = ''  # why a process could not copy the last state
@@ -81,9 +82,7 @@ class Memory(contextlib.AbstractContextManager['Memory']):
         self._peers.begin(2 * largest + _METADATA)
         self._every = self._fixed or 1
         self._due = step + self._every
-        often = (
-            f'every {self._fixed} steps' if self._fixed else f'as often as it costs less than {_SHARE:.0%} of the time'
-        )
+        often = f'every {self._fixed} steps' if self._fixed else f'for less than {_SHARE:.0%} of the time'
         copies = f'; copies of it: {self._peers.description}' if self._peers.description else ''
         states = _STATES * (1 + self._peers.copies)
         return f'{often}, in {self._directory}; at most {states} x {size / 1e9:.3g} GB of each process{copies}'
@@ -133,12 +132,12 @@ class Memory(contextlib.AbstractContextManager['Memory']):
 
     def roll_back_to(self, step: int) -> None:
         """Removes this process's pieces of later steps, which will be trained again."""
-        if not self._every:
-            return
         self.wait()
         self._rollbacks += 1
         self._last, self._due = None, step + self._every
-        self._remove([later for later in self._steps() if later > step])
+        for later in steps_in(self._own):
+            if later > step:
+                remove_piece(self._own / str(later))
 
     def __exit__(self, kind: object, *_: object) -> None:
         # After an error in one of several processes the others may be gone, and would be waited for forever.
@@ -162,20 +161,20 @@ class Memory(contextlib.AbstractContextManager['Memory']):
         per_step: float,
     ) -> tuple[int, str]:
         """Runs in the background. Returns the steps between states from the next one on, and what to report."""
-        assert self._directory is not None
         began, cost, problem = time.perf_counter(), self._cost, ''
-        own = self._directory / str(jax.process_index())
-        place = partial_directory(own, step)
-        self._remove(self._steps()[:-1])
+        place = partial_directory(self._own, step)
         try:
             if bool(is_finite):
-                own.mkdir(exist_ok=True)
+                for older in steps_in(self._own)[:-1]:
+                    remove_piece(self._own / str(older))
+                self._own.mkdir(exist_ok=True)
                 place.mkdir()
                 written = files.write(lambda name, content: write_synced(place / name, content))
-                publish(place, own, step, description, arrays, written)
+                publish(place, self._own, step, description, arrays, written)
         except Exception as error:  # the memory is full, or the launcher has ended
             problem = f'{place}: {error.strerror if isinstance(error, OSError) else error}'
-        not_copied = '' if problem else self._peers.copy(f'{jax.process_index()}/{step}')
+        is_whole = step in steps_in(self._own)
+        not_copied = self._peers.copy(f'{jax.process_index()}/{step}') if is_whole else ''
         write = time.perf_counter() - began
         if _shares_memory():
             cost = max(cost, write)
@@ -185,22 +184,12 @@ class Memory(contextlib.AbstractContextManager['Memory']):
         said = [json.loads(text) for text in texts]
         without = next((f'{text} (process {i})' for i, (*_, text) in enumerate(said) if text), '')
         every, message = json.loads(broadcast('memory', self._decide([each[:4] for each in said], without)))
-        if not every:
-            remove_piece(place)
-            self._remove(self._steps())
-        else:
-            while self._source:
-                remove_piece(self._source.pop().place)
+        useless = [] if every else list(self._own.glob('*'))
+        while every and is_whole and self._source:
+            useless.append(self._source.pop().place)
+        for each in useless:
+            remove_piece(each)
         return every, message
-
-    def _steps(self) -> list[int]:
-        assert self._directory is not None
-        return steps_in(self._directory / str(jax.process_index()))
-
-    def _remove(self, steps: list[int]) -> None:
-        assert self._directory is not None
-        for step in steps:
-            remove_piece(self._directory / str(jax.process_index()) / str(step))
 
     def _decide(self, said: list[tuple[str, float, float, float]], without_copy: str = '') -> str:
         """The steps between states from now on, and what to report, as JSON. Runs in process 0."""
