@@ -32,6 +32,7 @@ _METADATA = 64 << 20  # bytes of a piece besides arrays, at most
 _STATES = 2  # that the memory holds at most
 _USABLE = 0.75  # of the free memory of a host
 _SHARE = 0.01  # of the time of steps that states in memory may cost
+_SPARE = 1.5  # times as many steps between states as needed, so that the number seldom changes
 _FASTER = 4  # times as many steps between states as before, at most: one measurement may be wrong
 
 
@@ -198,13 +199,14 @@ class Memory(contextlib.AbstractContextManager['Memory']):
         every, message = self._every, ''
         wanted = [max(cost / _SHARE, write) / per_step for _, cost, write, per_step in said if per_step > 0]
         least = max(1, math.ceil(max(wanted, default=every)))
-        if self._fixed is None and not every / 2 < least <= every:
-            every = min(least, _FASTER * every)
+        if self._fixed is None and not every / 3 <= least <= every:
+            every = min(math.ceil(_SPARE * least) if least > 1 else 1, _FASTER * every)
             _, cost, _, per_step = said[0]
-            message = (
-                f'states are kept in memory every {every} steps: one takes {1000 * cost:.3g} ms of the steps, and '
-                f'a step {1000 * per_step:.3g} ms'
-            )
+            if every >= least:
+                message = (
+                    f'states are kept in memory every {every} steps: one takes {1000 * cost:.3g} ms, and a step '
+                    f'{1000 * per_step:.3g} ms'
+                )
         if without_copy and not self._without_copy:
             message = f'WARNING: {without_copy}. Training continues, and copies the next state'
         self._without_copy = without_copy
