@@ -127,7 +127,7 @@ def test_a_killed_run_with_a_feature_goes_on_from_memory_as_if_it_had_not_been(f
     values['optimizer'] = {'learning_rate': 1e-2, 'weight_decay': 0.1} | more.get('optimizer', {})
     if cache := values.get('distill', {}).get('cache'):
         said = values | {'distill': {'teacher': TEACHER, 'temperature': 2.0}, 'plugins': [], 'mesh': {'d': 8}}
-        prepare_cache(config_from_values(said), Path(cache), 8 * steps, lambda _: None)
+        prepare_cache(config_from_values(said), Path(cache), 96, lambda _: None)
     config = tmp_path / 'run.yaml'
     config.write_text(json.dumps({key: value for key, value in values.items() if key != 'run_dir'}))
     losses, said = killed(config, tmp_path / 'killed', 2)
