@@ -19,7 +19,7 @@ from run.test_restart_matrix import FEATURES, SPIKES
 from runs import Quiet, lines_of, small_values, write_documents
 
 bit_flips = benchmark_script('bit_flips')
-PER_REPLAY = 3  # runs of the program: twice, and once with rotated data
+SECOND = 4  # the second run of the program in the second replay: the first one has three, one with rotated data
 
 
 @pytest.fixture(scope='module')
@@ -107,7 +107,7 @@ def test_a_step_that_differs_is_computed_again_and_the_run_goes_on_as_without_th
     assert [line['replays'] for line in lines] == [1, 2, 2, 3, 3, 4]
     assert lines[-1]['replay_differences'] == 0
     assert [line for line in said if 'digests per device' in line]
-    aim(flips, {PER_REPLAY + 1})  # the second run before step 2
+    aim(flips, {SECOND})  # the second run before step 2
     said, lines, directory = replayed('once')
     [warning] = [line for line in said if 'WARNING' in line]
     assert 'step 2: device 5 of process 0 on ' in warning
@@ -120,13 +120,13 @@ def test_a_step_that_differs_is_computed_again_and_the_run_goes_on_as_without_th
 
 def test_a_device_that_differs_again_is_quarantined_and_differences_count_over_restarts(replayed, flips):
     replayed('first')
-    aim(flips, {PER_REPLAY + 1, 2 * PER_REPLAY + 1})
+    aim(flips, {SECOND, SECOND + 2})
     with pytest.raises(UnavailableError, match=r'step 2: device 5 of process 0 .*\n.*quarantined') as ended:
         replayed('twice')
     assert ended.value.exit_code == 75
-    aim(flips, {PER_REPLAY + 1})
+    aim(flips, {SECOND})
     *_, directory = replayed('over-restarts', steps=3)
-    aim(flips, {2 * PER_REPLAY + 1})
+    aim(flips, {SECOND})
     with pytest.raises(UnavailableError, match='quarantined'):
         replayed('over-restarts', steps=12)
     assert quarantined(directory) is not None
