@@ -189,13 +189,15 @@ def forked_campaign(feature: str, kills: int, end: float, directory: Path, seed:
 
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
+    kinds = sum((collections.Counter(row['kills']) for row in result['features']), collections.Counter())
     lines = [
         f'# Kills, {result["date"]}', '',
         f'`{result["command"]}` on {result["cores"]} cores of {result["processor"]}.',
         f'Programs in the queue of the cores, averaged over the last minutes: {result["load"]}.',
-        'A kill ends one process, a further one while the run starts again, all processes, or a standby.',
+        f'Kills: {", ".join(f"{kind} {n}" for kind, n in kinds.items())}.',
+        'The seconds are those from a kill until a new step, or with `--forked` those of an attempt.',
         '`different` counts the steps whose loss is not, bit for bit, that of the undisturbed run.', '',
-        '| feature | kills | survived | steps | different | steps lost: median, most | seconds until a new step |',
+        '| feature | kills | survived | steps | different | steps lost: median, most | seconds, median |',
         '|---|---|---|---|---|---|---|',
     ]  # fmt: skip
     for row in result['features']:
