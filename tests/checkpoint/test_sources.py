@@ -427,14 +427,14 @@ def sorted_files(content):
     return sorted(content, key=lambda item: item[0])
 
 
-def read(place, manifest, like):
+def read(place, manifest, reading):
     """The arrays of a state, read and checked as by `restore`, but not put on devices."""
     arrays = {name: np.zeros(array.shape, array.dtype) for name, array in manifest.arrays.items()}
     for name, array in arrays.items():
         chunks = Chunks(place, manifest, name)
         for file, at in chunks:
             chunks.read(file, at, [(tuple((0, n) for n in array.shape), array)], True)
-    return arrays
+    return [arrays[name] for name in reading]
 
 
 @pytest.fixture
