@@ -127,16 +127,24 @@ def running(*words: str) -> list[int]:
     return found
 
 
+def open_files(process: int) -> set[str]:
+    """The names of the files that a process has open; some may be closed meanwhile."""
+    names = set()
+    with contextlib.suppress(OSError):
+        for file in list(Path(f'/proc/{process}/fd').iterdir()):
+            with contextlib.suppress(OSError):
+                names.add(os.path.basename(os.readlink(file)))
+    return names
+
+
 def training(run_dir: Path, number: int, verb: str = 'train') -> int:
     """The process that trains as this number in a run directory, on any host; with 'node', the one that started it.
 
     It has its file for stacks open: the environment of a standby that took its place does not have the number.
     """
     for process in running('pretrax', 'train', f'run_dir={run_dir}'):
-        with contextlib.suppress(OSError):
-            files = {os.path.basename(os.readlink(file)) for file in Path(f'/proc/{process}/fd').iterdir()}
-            if f'process-{number}.txt' in files:
-                return process if verb == 'train' else parent(process)
+        if f'process-{number}.txt' in open_files(process):
+            return process if verb == 'train' else parent(process)
     raise AssertionError(f'process {number} does not run')
 
 

@@ -112,7 +112,10 @@ def test_the_run_continues_with_one_process_if_the_other_is_lost_repeatedly(tmp_
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ('kind', 'code', 'told'),
-    [('RuntimeError', 1, 'process 1 | RuntimeError: batch 6 is bad'), ('UserError', 2, 'process 1 | batch 6 is bad')],
+    [
+        ('RuntimeError', 1, 'a batch raised RuntimeError: batch 6 is bad'),
+        ('UserError', 2, 'process 1 | batch 6 is bad'),
+    ],
 )
 def test_an_error_in_one_process_ends_the_others_immediately(tmp_path, kind, code, told):
     # Without checkpoints nothing is tried again; with such heartbeats, waiting for them would be seen.

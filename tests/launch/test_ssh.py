@@ -168,7 +168,8 @@ def test_an_elastic_run_continues_without_a_host_until_it_is_back(three, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize('lost', ['box1', 'box2'])
 def test_a_host_without_power_takes_its_state_from_the_memory_of_another(three, tmp_path, lost):
-    config = write_run(tmp_path, steps=80, checkpoint={'every': 0, 'memory': {'every': 1}}, mesh={'r': 1, 'd': 'auto'})
+    memory = {'every': 0, 'memory': {'every': 1}}
+    config = write_run(tmp_path, steps=100_000, checkpoint=memory, mesh={'r': 1, 'd': 'auto'})
     with OnHosts(three, ['box1', 'box2'], config, tmp_path / 'run') as run:
         run.until_step(1, 20)
         memory = [boxes.memory_of(boxes.training(tmp_path / 'run', number)) for number in (0, 1)]
@@ -177,13 +178,15 @@ def test_a_host_without_power_takes_its_state_from_the_memory_of_another(three, 
         shutil.rmtree(memory[int(lost[3:]) - 1])  # it is without power too
         run.until(lambda: 'waiting up to 600 s' in run.said, 'that it waits')
         three.start(lost)
+        run.until_step(2, 5)
+        run.process.send_signal(signal.SIGTERM)
         assert run.wait() == 0, run.said
     (began,) = [event['step'] for event in run.events('began')][1:]
     assert newest - 2 <= began <= newest + 1
     other = 'box1' if lost == 'box2' else 'box2'
     assert f'memory of {other} (process {int(lost[3:]) - 1})' in run.said
-    assert run.checkpoints() == [80]
-    assert run.losses() == undisturbed(config, tmp_path / 'alone', 2)
+    (last,) = run.checkpoints()
+    assert run.losses() == undisturbed(config, tmp_path / 'alone', 2, f'steps={last}')
     assert not any(directory.exists() for directory in memory)
 
 

@@ -1,4 +1,4 @@
-"""SIGKILL of processes whose states are in memory, without a checkpoint: one step is lost at most.
+"""SIGKILL of processes whose states are in memory, without a checkpoint: two steps are lost at most.
 
 What follows equals an undisturbed run, bit for bit.
 """
@@ -40,7 +40,7 @@ def killed(config, run_dir, kills, *options):
             run.until(lambda n=attempt: run.events('ended')[n - 1 :], f'the end of attempt {attempt}')
             newest = run.step()  # of all steps that were done
             began = run.until(lambda n=attempt: run.events('began')[n:], f'attempt {attempt + 1}')[0]['step']
-            assert newest - 1 <= began <= newest, run.said
+            assert newest - 2 <= began <= newest, run.said  # two if a state takes longer to write than a step
         assert run.wait() == 0, run.said
     assert run.checkpoints()[-1] == max(run.losses())
     assert len(places) == 1
@@ -48,7 +48,7 @@ def killed(config, run_dir, kills, *options):
     return run.losses(), run.said
 
 
-def test_a_killed_process_costs_one_step_at_most(tmp_path):
+def test_a_killed_process_costs_two_steps_at_most(tmp_path):
     config = write_run(tmp_path, checkpoint=IN_MEMORY, steps=40)
     losses, said = killed(config, tmp_path / 'killed', 3)
     assert losses == undisturbed(config, tmp_path / 'straight', 2)

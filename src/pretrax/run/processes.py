@@ -243,7 +243,7 @@ def exiting_on_error(heartbeat_seconds: int) -> Iterator[None]:
 
 
 def _end(error: BaseException, heartbeat: int) -> NoReturn:
-    if _may_be_a_lost_process(error):
+    if may_be_a_lost_process(error):
         notice = f'another process may be lost: JAX notices within {heartbeat} s'
         print(f'{type(error).__name__}: {first_line(error)[:200]}\n{notice}', file=sys.stderr, flush=True)
         time.sleep(heartbeat + 5)  # if one is lost, `aborted` ends the process here
@@ -260,8 +260,10 @@ def _end(error: BaseException, heartbeat: int) -> NoReturn:
     os._exit(code if isinstance(code, int) else 1)
 
 
-def _may_be_a_lost_process(error: BaseException) -> bool:
+def may_be_a_lost_process(error: BaseException) -> bool:
     """Whether communication with another process, or a checkpoint written together with it, may have failed."""
+    if jax.process_count() == 1:
+        return False
     words = re.search(r'gloo|nccl|connection|coordination|deadline|unavailable', str(error), re.IGNORECASE)
     return isinstance(error, SaveError) or (
         isinstance(error, ValueError | RuntimeError) and words is not None and not isinstance(error, UserError)

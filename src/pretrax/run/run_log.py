@@ -22,6 +22,7 @@ from pretrax.observe.trackers import open_trackers
 from pretrax.observe.trackers.base import Table
 from pretrax.run.environment import Environment
 from pretrax.run.logged_program import curves
+from pretrax.run.processes import may_be_a_lost_process
 from pretrax.run.setup import Run
 from pretrax.run.watch import Requests
 
@@ -117,6 +118,8 @@ def ending(log: RunLog, requests: Requests, report: Report) -> Iterator[None]:
         _end(log, Ending('stopped', 'interrupted', log.step), report)
         raise
     except BaseException as error:
+        if may_be_a_lost_process(error):  # the run has not failed: it goes on when its processes are started again
+            raise
         _end(log, Ending('failed', f'{type(error).__name__}: {first_line(error)[:300]}', log.step), report)
         raise
     is_done = log.step >= log.run.steps
