@@ -128,7 +128,8 @@ def campaign(feature: str, kills: int, end: float, directory: Path, processes: i
         'starts_of_the_launcher': soak.starts,
         'steps': max(found, default=0),
         'different': sum(expected.get(step) != found.get(step) for step in range(1, max(found, default=1) + 1)),
-        'lost': [kill.lost for kill in injected if kill.lost is not None],
+        # A state may be in memory before its step is logged.
+        'lost': [max(0, kill.lost) for kill in injected if kill.lost is not None],
         'recovered': [round(kill.recovered, 1) for kill in injected if kill.recovered is not None],
     }
     print(json.dumps(result), flush=True)
