@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from pretrax.checkpoint.agreement import broadcast, gather
+from pretrax.checkpoint.agreement import broadcast, first_problem, gather
 from pretrax.checkpoint.directory import write_synced
 from pretrax.checkpoint.manifest import Array, named_arrays, named_leaves, partial_directory, publish, steps_in
 from pretrax.checkpoint.memory_pieces import Piece, PiecedState, keep_only, line_of, piece_facts, remove_piece
@@ -93,7 +93,10 @@ class Memory(contextlib.AbstractContextManager['Memory']):
         return self._peers.states()
 
     def is_due(self, step: int) -> bool:
-        """Whether to save the state of a step."""
+        """Whether to save the state of a step.
+
+        With a fixed interval, it first waits until the state before is whole: the step is logged after that.
+        """
         is_due = bool(self._every) and step >= self._due
         if is_due and self._fixed:  # a kill then costs no more steps than this
             self.wait()
@@ -183,7 +186,7 @@ class Memory(contextlib.AbstractContextManager['Memory']):
             not_copied = f'step {step} has no copy in the memory of {not_copied}'
         texts = gather('memory', json.dumps([problem, cost, write, per_step, not_copied]))
         said = [json.loads(text) for text in texts]
-        without = next((f'{text} (process {i})' for i, (*_, text) in enumerate(said) if text), '')
+        without = first_problem([each[4] for each in said])
         every, message = json.loads(broadcast('memory', self._decide([each[:4] for each in said], without)))
         useless = [] if every else list(self._own.glob('*'))
         while every and is_whole and self._source:
@@ -194,7 +197,7 @@ class Memory(contextlib.AbstractContextManager['Memory']):
 
     def _decide(self, said: list[tuple[str, float, float, float]], without_copy: str = '') -> str:
         """The steps between states from now on, and what to report, as JSON. Runs in process 0."""
-        if problem := next((f'{text} (process {i})' for i, (text, *_) in enumerate(said) if text), ''):
+        if problem := first_problem([each[0] for each in said]):
             return json.dumps([0, f'WARNING: states are not kept in memory any more: {problem}. Training continues'])
         every, message = self._every, ''
         wanted = [max(cost / _SHARE, write) / per_step for _, cost, write, per_step in said if per_step > 0]

@@ -89,4 +89,5 @@ def _is_elsewhere(placed: Sequence[Place], held: Sequence[int], target: int) -> 
 def _apart(placed: Sequence[Place], held: Sequence[int], target: int) -> tuple[int, int, int]:
     """From how many holders of a piece a process differs in machine, slice and rack."""
     to = placed[target]
-    return tuple(sum(placed[holder][level] != to[level] for holder in held) for level in (2, 1, 0))  # type: ignore
+    machine, tpu_slice, rack = (sum(placed[holder][level] != to[level] for holder in held) for level in (2, 1, 0))
+    return machine, tpu_slice, rack

@@ -26,12 +26,11 @@ class Reader(NamedTuple):
 
     def parts(self) -> set[Index]:
         """The parts of the array that this process reads."""
-        shape, sharding = self.like.shape, self.like.sharding
-        parts = sharding.addressable_devices_indices_map(shape)
+        parts = parts_of(self.like)
         if self.axes:
-            numbers = _numbers(sharding.mesh, self.axes)
+            numbers = _numbers(self.like.sharding.mesh, self.axes)
             parts = {device: part for device, part in parts.items() if numbers[device] == self.number}
-        return {bounds(part, shape) for part in parts.values()}
+        return set(parts.values())
 
     def send(self, array: jax.Array) -> jax.Array:
         """The array in all replicas, of which only the reader had its values. Bits are copied. `array` is deleted."""
@@ -39,6 +38,12 @@ class Reader(NamedTuple):
             return array
         sent = _sender(self.like.sharding, self.axes)(array, np.int32(self.number))
         return sent.block_until_ready()  # a device has at most one array twice
+
+
+def parts_of(like: Any) -> dict[jax.Device, Index]:
+    """The part of an array that each device of this process holds."""
+    indices = like.sharding.addressable_devices_indices_map(like.shape)
+    return {device: bounds(index, like.shape) for device, index in indices.items()}
 
 
 def readers(leaves: Sequence[Any], are_shared: bool = True) -> list[Reader]:

@@ -36,7 +36,7 @@ from pretrax.checkpoint.manifest import (
     unreadable,
 )
 from pretrax.checkpoint.memory_pieces import PiecedState
-from pretrax.checkpoint.replicas import Reader, readers
+from pretrax.checkpoint.replicas import Reader, parts_of, readers
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath
 from pretrax.system.process_hosts import described
@@ -75,7 +75,7 @@ def _restore(place: Place, manifest: Manifest, like: Any) -> Any:
     reading = readers([leaf for _, leaf in leaves], are_shared=not isinstance(place, Files))
     with _together():
         if isinstance(place, PiecedState):
-            manifest = place.manifest({name: _held_by(leaf) for name, leaf in leaves})
+            manifest = place.manifest({name: set(parts_of(leaf).values()) for name, leaf in leaves})
         arrays = _read_arrays(place, manifest, dict(zip((name for name, _ in leaves), reading, strict=True)))
     # Once all processes have what they read: a process that found damage would be missing in the exchange.
     return jax.tree.unflatten(structure, [reader.send(arrays.pop(0)) for reader in reading])
@@ -215,7 +215,7 @@ class _Incoming:
     def __init__(self, chunks: 'Chunks | None', reader: Reader, pool: concurrent.futures.Executor):
         self.like = reader.like
         dtype = chunks.dtype if chunks else self.like.dtype
-        self.held = {index: _aligned(index, dtype) for index in _held_by(self.like)}
+        self.held = {index: _aligned(index, dtype) for index in set(parts_of(self.like).values())}
         self.size = sum(array.nbytes for array in self.held.values())
         read = [(index, self.held[index]) for index in reader.parts()]
         self.futures = []
@@ -240,12 +240,6 @@ class _Incoming:
             array.block_until_ready()  # then the host memory can be freed
         self.held.clear()
         return array
-
-
-def _held_by(like: Any) -> set[Index]:
-    """The parts of an array that the devices of this process hold."""
-    indices = like.sharding.addressable_devices_indices_map(like.shape).values()
-    return {bounds(index, like.shape) for index in indices}
 
 
 def _has_first(targets: list[tuple[Index, np.ndarray]], chunk: Index) -> bool:

@@ -58,8 +58,15 @@ def local_launch(
     slots = Slots(processes, lambda count: misfit(config, count * devices) is None)
     memory = HostMemory()
     trainings = Trainings(command, lambda slot: os.environ | devices_of(slot, devices) | memory.environment, standbys)
-    start = lambda used, _: LocalGroup(trainings, used, directory)  # noqa: E731
-    at_end = lambda code: trainings.close()  # noqa: E731
+
+    def start(used: Sequence[int], label: str) -> LocalGroup:
+        del label
+        return LocalGroup(trainings, used, directory)
+
+    def at_end(code: int) -> None:
+        del code
+        trainings.close()
+
     return Supervisor(config, start, slots, options, memory=memory, at_end=at_end, say=say)
 
 

@@ -177,7 +177,10 @@ class _Evaluation:
         places: list[Place | Loop] = []
         program, constants = getattr(program, 'jaxpr', program), getattr(program, 'consts', ())
         known = dict(zip([*program.constvars, *program.invars], [*constants, *values], strict=True))
-        read = lambda atom: atom.val if hasattr(atom, 'val') else known[atom]  # noqa: E731
+
+        def read(atom: Any) -> Any:
+            return atom.val if hasattr(atom, 'val') else known[atom]
+
         for equation in program.eqns:
             results, found, where = self._run(equation, list(map(read, equation.invars)), turns)
             known |= zip(equation.outvars, results, strict=True)
@@ -238,7 +241,10 @@ class _Evaluation:
         return [*carry, *outputs], [digests], [Loop(params['length'], list(where))]
 
     def _branch(self, programs: Sequence[Any], operands: list[Any], turns: tuple[jax.Array, ...]) -> _Evaluated:
-        count = lambda program: jax.eval_shape(lambda *xs: _together(self(program, xs)[1]), *operands[1:]).size  # noqa: E731
+
+        def count(program: Any) -> int:
+            return jax.eval_shape(lambda *xs: _together(self(program, xs)[1]), *operands[1:]).size
+
         longest, where = max(map(count, programs)), []
 
         def case(program: Any, *values: Any) -> Any:
@@ -272,7 +278,10 @@ def _flow(program: Any, labels: Sequence[int], axis: str, seen: dict[int, int]) 
     """The labels of the results of a jaxpr. Collects those of the operands of its collectives in `seen`, by id."""
     program = getattr(program, 'jaxpr', program)
     known = dict(zip(program.invars, labels, strict=True))
-    read = lambda atom: 0 if hasattr(atom, 'val') else known.get(atom, 0)  # noqa: E731 - constants: 0
+
+    def read(atom: Any) -> int:
+        return 0 if hasattr(atom, 'val') else known.get(atom, 0)  # constants: 0
+
     for equation in program.eqns:
         known |= zip(equation.outvars, _labels(equation, list(map(read, equation.invars)), axis, seen), strict=True)
     return list(map(read, program.outvars))

@@ -161,7 +161,10 @@ def scan_counts(equation: Any) -> tuple[int, int]:
     """How many operands of a scan are constants, and how many are carries. The others are slices."""
     program = equation.params['jaxpr']
     program = getattr(program, 'jaxpr', program)
-    differ_in_rank = lambda a, b: len(a.aval.shape) != len(b.aval.shape)  # noqa: E731
+
+    def differ_in_rank(outside: Any, inside: Any) -> bool:
+        return len(outside.aval.shape) != len(inside.aval.shape)
+
     n_slices = sum(map(differ_in_rank, equation.invars, program.invars))
     n_carries = len(program.outvars) - sum(map(differ_in_rank, equation.outvars, program.outvars))
     return len(equation.invars) - n_slices - n_carries, n_carries
