@@ -93,7 +93,7 @@ class Flips(contextlib.AbstractContextManager['Flips']):
         }
 
     def _read(self, device: Any) -> np.ndarray:
-        """What the fault of a device is in this run. Each device asks once per run."""
+        """Returns the fault of a device in this run. Each device asks once per run."""
         run = self._calls[int(device)]
         self._calls[int(device)] += 1
         is_now = int(device) == self._device and (self._runs is None or run in self._runs)
@@ -189,7 +189,7 @@ class Campaign(contextlib.AbstractContextManager['Campaign']):
         self._mesh.__exit__(*error)
 
     def find(self, state: TrainState | None = None) -> dict[str, Any]:
-        """What a replay finds; {}: nothing."""
+        """Replays a step, and returns the difference that was found; {}: none."""
         self.replay.replays = 0  # every second replay rotates the data
         return self.replay._find_corruption(1, 1, state or self.state, self.batch)
 

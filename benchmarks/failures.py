@@ -105,7 +105,7 @@ def measured(name: str) -> Constants:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What fails. `between`: draws the seconds until the next failure."""
+    """A job that fails. `between`: draws the seconds until the next failure."""
 
     nodes: int
     state: float  # bytes of a node

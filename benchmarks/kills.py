@@ -103,7 +103,7 @@ def disturbed(soak: Soak, kills: int, end: float) -> list[Injected]:
 
 
 def undisturbed(soak: Soak, steps: int) -> dict[int, float]:
-    """Trains at least so many steps. Returns the loss of each."""
+    """Trains for at least `steps` steps. Returns the loss of each step."""
     soak.start()
     assert soak.launcher is not None
     while soak.step() < steps and soak.launcher.poll() is None:
@@ -169,7 +169,7 @@ def forked_campaign(feature: str, kills: int, end: float, directory: Path, seed:
                 raise RuntimeError(f'an attempt ended with {code}: {kind} {when}')
             killed['before a change of the memory' if kind == 'event' else 'at a moment'] += 1
             newest = newest_in(Path(memory))
-            lost.append(max(losses(run), default=0) - newest)
+            lost.append(max(0, max(losses(run), default=0) - newest))
             times.append(round(time.monotonic() - began, 1))
         steps = max(newest + 1, LAST_CHANGE)
         codes = attempt(run, steps), attempt(directory / 'undisturbed', steps)
