@@ -85,6 +85,9 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
         numbers = range(run.first_batch, run.first_batch + warmup + steps)
         with contextlib.closing(run.batches(numbers, print)) as batches:
             for number, batch in enumerate(batches):
+                if number == warmup:  # the first measured step begins on idle devices
+                    jax.block_until_ready(metrics)
+                    ends, metrics = [(warmup, time.perf_counter())], None
                 before = metrics
                 state, metrics = step.call(state, batch)
                 if before is not None:
@@ -93,7 +96,7 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
         assert metrics is not None
         loss = float(metrics['loss'])
         ends.append((warmup + steps, time.perf_counter()))
-    each = seconds_of_steps(ends)[warmup - 1 :]
+    each = seconds_of_steps(ends)
     seconds = statistics.median(each)
     speed = run.size.tokens / seconds
     if run.mfu.is_exceeded(speed):
