@@ -18,7 +18,6 @@ from pretrax.experiments.bench import Bench, earlier_results
 from pretrax.experiments.sweep import read_sweep
 
 # The launcher itself runs without JAX; these tests fork in a process that has it.
-pytestmark = pytest.mark.filterwarnings('ignore:os.fork:RuntimeWarning')
 
 # In the place of `pretrax.run.measure`: what it does depends on the seed of the row.
 PROGRAM = """

@@ -26,8 +26,6 @@ from pretrax.observe.metrics import read_metrics
 from pretrax.system.launchers import has_ended
 from pretrax.system.locks import holder_of
 
-pytestmark = pytest.mark.filterwarnings('ignore:os.fork:RuntimeWarning')
-
 # In the place of `pretrax train`: its loss is the distance of the learning rate from 0.03. The seed says what goes
 # wrong.
 PROGRAM = """

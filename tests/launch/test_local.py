@@ -60,7 +60,6 @@ def standbys(count):
 )
 
 # The launcher itself runs without JAX; these tests fork in a process that has it.
-pytestmark = pytest.mark.filterwarnings('ignore:os.fork:RuntimeWarning')
 
 
 class Local:

@@ -50,3 +50,12 @@ def test_handlers_are_those_from_before_after_an_error():
         raise KeyError
     assert received == [signal.SIGUSR2]
     assert signal.getsignal(signal.SIGUSR2) is before
+
+
+def test_no_user_is_warned_of_deadlocks_when_a_process_with_jax_starts_another_one():
+    code = (
+        'import jax; from pretrax.system.children import Child, end_with_parent; jax.devices(); '
+        "Child(['true'], prepare=end_with_parent).wait()"
+    )
+    process = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert process.stderr == ''

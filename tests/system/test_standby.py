@@ -5,11 +5,7 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
 from pretrax.system.standby import Training, Trainings
-
-pytestmark = pytest.mark.filterwarnings('ignore:os.fork:RuntimeWarning')  # what is forked runs another program
 
 PROGRAM = """
 import os, sys

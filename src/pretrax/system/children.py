@@ -7,8 +7,12 @@ import resource
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+# JAX warns of forks, since its threads are lost in the new process, which runs another program at once.
+warnings.filterwarnings('ignore', r'os\.fork\(\) was called', RuntimeWarning, 'subprocess')
 
 NO_ANSWER = 124  # exit code of a command that was ended, as `timeout` has it
 
