@@ -83,6 +83,7 @@ CHANGES = {  # (Effect.on, Effect.resumable): the cell
     ('step', False): 'new run: step',
     ('input', False): 'new run: input',
     ('step', True): 'resumes: step',
+    ('nothing', False): 'new run',
     ('nothing', True): 'resumes',
 }
 INTRODUCTION = """\

@@ -21,6 +21,8 @@ VALUES = {
 # Another value of every key whose effect is not on the step.
 OTHERS = [
     'name=other', 'run_dir=elsewhere', 'processes.count=1', 'storage.region=x',
+    'federation={bucket: gs://bucket/model, name: north, islands: 4, every: 12, fragments: 2, delay: 3, mixing: 0.25, '
+    'encoding: int4, outer_rate: 0.5, outer_momentum: 0.8, patience: 9.0, keep: 3}',
     'checkpoint={every: 7, minutes: 5.0, keep: 4, keep_every: 9, keep_best: 1}',
     'faults={rollback_after: 3, rollbacks: 5, time_limit_minutes: 50.0, hang_seconds: 99.0, heartbeat_seconds: 7, '
     'stack_trace_interval_seconds: 5.0, stack_trace_to: console}',
@@ -87,7 +89,16 @@ def test_the_dtype_of_gradients_over_r_is_in_a_step_that_has_several_replicas(st
 
 
 def test_a_run_may_be_resumed_with_more_steps_but_not_with_another_model():
-    for key in ('steps', 'eval.every', 'faults.rollbacks', 'memory.offload', 'name', 'processes.count'):
+    for key in (
+        'steps',
+        'eval.every',
+        'faults.rollbacks',
+        'memory.offload',
+        'name',
+        'processes.count',
+        'federation.patience',
+        'federation.keep',
+    ):
         assert may_change_on_resume(key)
     for key in (
         'optimizer.name',
@@ -98,6 +109,11 @@ def test_a_run_may_be_resumed_with_more_steps_but_not_with_another_model():
         'mesh.d',
         'plugins',
         'precision.reduction',
+        'federation.bucket',
+        'federation.name',
+        'federation.islands',
+        'federation.every',
+        'federation.encoding',
     ):
         assert not may_change_on_resume(key)
 

@@ -6,6 +6,7 @@ The sections `model`, `data`, `optimizer` and `schedule` choose a component by `
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,7 @@ class Effect:
 STEP = Effect('step')
 STEP_RESUMABLE = Effect('step', resumable=True)
 INPUT = Effect('input')
+WEIGHTS = Effect('nothing')  # other weights, from the same step and batches of the same shapes
 NOTHING = Effect('nothing', resumable=True)
 
 LARGEST = 2**31 - 1  # devices hold counts as int32
@@ -80,6 +82,32 @@ class Section(BaseModel):
     """A part of the configuration: unknown keys are refused, types are strict, and values are frozen."""
 
     model_config = ConfigDict(extra='forbid', frozen=True, strict=True, protected_namespaces=())
+
+
+def _plain(name: str, example: str, more: str = '') -> str:
+    """A name that is safe in paths and keys of objects. Raises the mistake if it is another one."""
+    plain = ''.join(c if c.isascii() and (c.isalnum() or c in '._-') else '-' for c in name).strip('.-')[:100]
+    if name != plain or not name:
+        raise mistake(
+            (),
+            f'is {shown(name)}; expected letters, digits, ".", "_" and "-", at most 100',
+            f'write {plain or example}{more}',
+        )
+    return name
+
+
+def _located(directory: Any, without: str) -> Any:
+    """A directory on a disk or in a bucket. Raises the mistake if it is none; `without`: how to leave the key out."""
+    is_text = isinstance(directory, str) and directory.strip() and '\0' not in directory
+    if not is_text and not isinstance(directory, Path | BucketPath):
+        raise mistake((), f'is {shown(directory)}; expected a directory', without)
+    if isinstance(directory, str) and directory.startswith('~'):
+        raise mistake((), f'is {shown(directory)}; only a shell expands ~', 'write ${oc.env:HOME}/...')
+    try:
+        return locate(directory) if isinstance(directory, str) else directory
+    except UserError as error:
+        problem, _, fix = str(error).partition('\n')
+        raise mistake((), problem, fix or 'write a local path, gs://BUCKET/PATH or s3://BUCKET/PATH') from None
 
 
 class Component(Section):
@@ -430,6 +458,82 @@ class Storage(Section):
         return endpoint
 
 
+class Federation(Section):
+    """Runs, called islands, that train one model and share only a bucket; without one, there is no federation."""
+
+    bucket: Annotated[_Directory | None, WEIGHTS] = default(
+        None, 'gs://BUCKET/PATH, s3://BUCKET/PATH, or a directory that all islands share; null: no federation'
+    )
+    name: Annotated[str | None, WEIGHTS] = default(
+        None, 'name of this island, another one for each; null: the name of the run'
+    )
+    islands: Annotated[Count, WEIGHTS] = default(
+        1, 'largest number of islands; the data is divided into as many shares, in advance'
+    )
+    every: Annotated[Count, WEIGHTS] = default(
+        100, 'steps that an island trains by itself between two averages of a weight'
+    )
+    fragments: Annotated[Count, WEIGHTS] = default(
+        1, 'groups of layers that are averaged in turn, one each every / fragments steps; 1: all weights at once'
+    )
+    delay: Annotated[CountOrZero, WEIGHTS] = default(
+        0, 'steps that an island goes on training while a fragment is sent and averaged; 0: it waits'
+    )
+    mixing: Annotated[Annotated[float, Field(ge=0, lt=1)] | None, WEIGHTS] = default(
+        None, 'share of its own weights that an island keeps when it takes an average; null: 0.5 with delay, else 0'
+    )
+    encoding: Annotated[Literal['f32', 'bf16', 'int8', 'int4'], WEIGHTS] = default(
+        'bf16', 'dtype of the differences of weights that are sent; int8 and int4: what rounding loses is sent later'
+    )
+    outer_rate: Annotated[Positive, WEIGHTS] = default(
+        0.7, 'learning rate of the outer optimizer, SGD on the mean difference of the islands'
+    )
+    outer_momentum: Annotated[Annotated[float, Field(ge=0, lt=1)], WEIGHTS] = default(
+        0.9, 'Nesterov momentum of the outer optimizer'
+    )
+    patience: Annotated[Positive, NOTHING] = default(
+        300.0,
+        'seconds from the first difference of a round until the round is closed without the islands that are late',
+    )
+    keep: Annotated[Count, NOTHING] = default(
+        10, 'rounds between the averages that stay in the bucket as whole weights'
+    )
+
+    @property
+    def rounds_apart(self) -> int:
+        """Steps between two rounds."""
+        return self.every // self.fragments
+
+    @property
+    def kept_share(self) -> float:
+        """The share of its own weights that an island keeps when it takes an average."""
+        return (0.5 if self.delay else 0.0) if self.mixing is None else self.mixing
+
+    @pydantic.field_validator('bucket', mode='plain', json_schema_input_type=str | None)
+    @classmethod
+    def _some_place(cls, bucket: Any) -> Any:
+        return None if bucket is None else _located(bucket, 'leave it out for a run without a federation')
+
+    @pydantic.field_validator('name')
+    @classmethod
+    def _plain_name(cls, name: str | None) -> str | None:
+        return None if name is None else _plain(name, 'my-island')
+
+    @pydantic.model_validator(mode='after')
+    def _rounds_in_turn(self) -> 'Federation':
+        if self.every % self.fragments:
+            problem = f'is {self.fragments}, which does not divide federation.every ({self.every})'
+            fix = f'write federation.every={-(-self.every // self.fragments) * self.fragments}, or other fragments'
+            raise mistake(('fragments',), problem, fix)
+        if self.delay >= self.rounds_apart:
+            problem = f'is {self.delay}, but the next round begins {self.rounds_apart} steps after the last'
+            raise mistake(('delay',), problem, 'write a smaller delay, a larger every, or fewer fragments')
+        if self.mixing and not self.delay:
+            problem = f'is {self.mixing}, but without federation.delay an island has trained nothing since it sent'
+            raise mistake(('mixing',), problem, 'leave it out, or give federation.delay')
+        return self
+
+
 class Processes(Section):
     """The processes of the run, and which one this is. Missing values come from the environment, or from JAX."""
 
@@ -626,6 +730,9 @@ class RunConfig(Section):
     checkpoint: Annotated[Checkpoint, NOTHING] = default(Checkpoint(), 'when the state is saved')
     faults: Annotated[Faults, NOTHING] = default(Faults(), 'spikes, hangs, time limits')
     storage: Annotated[Storage, NOTHING] = default(Storage(), 'how buckets are reached')
+    federation: Annotated[Federation, WEIGHTS] = default(
+        Federation(), 'clusters that share only a bucket and train one model'
+    )
     processes: Annotated[Processes, NOTHING] = default(Processes(), 'the processes of the run')
     eval: Annotated[Eval, NOTHING] = default(Eval(), 'loss on held-out text')
     log: Annotated[Log, NOTHING] = default(Log(), 'where metrics go')
@@ -658,6 +765,11 @@ class RunConfig(Section):
         return self.init_from.path if isinstance(self.init_from, InitFrom) else self.init_from
 
     @property
+    def island(self) -> str:
+        """The name of the run among the islands of its federation."""
+        return self.federation.name or self.name
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Decisions made while reading that the user should see, one line each."""
         return self._notes
@@ -665,28 +777,12 @@ class RunConfig(Section):
     @pydantic.field_validator('name')
     @classmethod
     def _plain_name(cls, name: str) -> str:
-        plain = ''.join(c if c.isascii() and (c.isalnum() or c in '._-') else '-' for c in name).strip('.-')[:100]
-        if name != plain or not name:
-            raise mistake(
-                (),
-                f'is {shown(name)}; expected letters, digits, ".", "_" and "-", at most 100',
-                f'write {plain or "my-run"}; run_dir sets the directory',
-            )
-        return name
+        return _plain(name, 'my-run', '; run_dir sets the directory')
 
     @pydantic.field_validator('run_dir', mode='plain')
     @classmethod
     def _some_directory(cls, directory: Any) -> Any:
-        is_text = isinstance(directory, str) and directory.strip() and '\0' not in directory
-        if not is_text and not isinstance(directory, Path | BucketPath):
-            raise mistake((), f'is {shown(directory)}; expected a directory', 'leave it out for runs/<name>')
-        if isinstance(directory, str) and directory.startswith('~'):
-            raise mistake((), f'is {shown(directory)}; only a shell expands ~', 'write ${oc.env:HOME}/...')
-        try:
-            return locate(directory) if isinstance(directory, str) else directory
-        except UserError as error:
-            problem, _, fix = str(error).partition('\n')
-            raise mistake((), problem, fix or 'write a local path, gs://BUCKET/PATH or s3://BUCKET/PATH') from None
+        return _located(directory, 'leave it out for runs/<name>')
 
     @pydantic.field_validator('init_from')
     @classmethod
@@ -723,6 +819,25 @@ class RunConfig(Section):
                 f'is {self.schedule.name}, but the average of optimizer.name=schedule_free takes the place of a decay'
             )
             raise mistake(('schedule', 'name'), problem, 'use schedule.name=constant, with a warmup')
+        return self
+
+    @pydantic.model_validator(mode='after')
+    def _islands_fit(self) -> 'RunConfig':
+        bucket = self.federation.bucket
+        if bucket is None:
+            return self
+        inner, outer = (
+            os.path.abspath(where) if isinstance(where, Path) else str(where) for where in (bucket, self.run_dir)
+        )
+        if f'{inner}/'.startswith(f'{outer}/'):
+            problem = f'is {bucket}, inside run_dir ({outer}), which belongs to one island'
+            raise mistake(('federation', 'bucket'), problem, 'write another directory, which all islands reach')
+        if self.optimizer.name == 'schedule_free':
+            problem = 'is schedule_free, whose state is an average of the weights, which islands replace'
+            raise mistake(('optimizer', 'name'), problem, 'use another optimizer, or federation.bucket=null')
+        if isinstance(self.init_from, InitFrom) and self.init_from.step:
+            problem = 'is true, but the steps of a federation are counted from its first round'
+            raise mistake(('init_from', 'step'), problem, 'leave it out, or write federation.bucket=null')
         return self
 
     @pydantic.model_validator(mode='after')
