@@ -1,4 +1,4 @@
-"""A lease of a path in a bucket: one process at a time may write there.
+"""A lease of a path in a bucket, or in a directory that machines share: one process at a time may write there.
 
 The lease is an object that is only written if no other process has written it in the meantime. Its holder renews it.
 Another process may take it over once the holder has released it, has ended on the same machine, or has not renewed it
@@ -22,6 +22,7 @@ from typing import Any
 from pretrax.errors import UserError
 from pretrax.storage.bucket_path import BucketPath
 from pretrax.storage.connection import kind_of_error
+from pretrax.storage.shared_path import ConditionalPath
 from pretrax.system.launchers import has_ended, identity
 
 FILE = 'lock'  # the lease of a run directory
@@ -49,7 +50,7 @@ class Lease:
 
     def __init__(
         self,
-        path: BucketPath,
+        path: ConditionalPath,
         seconds: float,
         report: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
@@ -225,7 +226,7 @@ def _user_errors(out: BucketPath) -> Iterator[None]:
         raise kind_of_error(error)(f'--out {out}: {error.strerror}\nrun the same command again') from error
 
 
-def holder_of(path: BucketPath) -> str:
+def holder_of(path: ConditionalPath) -> str:
     """What a lease says about its holder; '': none, released, or its process has ended. Raises OSError."""
     content = path.read_version().content
     found = _parsed(content)
@@ -247,6 +248,6 @@ def _has_ended(found: dict[str, Any]) -> bool:
     return isinstance(process, dict) and has_ended(process)
 
 
-def _described(path: BucketPath, found: dict[str, Any]) -> str:
+def _described(path: ConditionalPath, found: dict[str, Any]) -> str:
     holder, since = str(found.get('holder', 'another process'))[:100], str(found.get('since', 'an unknown time'))[:100]
     return f'{path.parent} is held by {holder} since {since}'

@@ -1,0 +1,274 @@
+"""The objects by which islands agree, as JSON with a format number and a digest, and their keys in the bucket.
+
+federation.json                      what all islands have in common, and the share of each
+islands/NAME/lock, state.json        who runs as this island, and the round that it trains for
+rounds/N/NAME.json                   a contribution: what an island has learned for round N
+rounds/N/NAME/ATTEMPT/PROCESS/...    its numbers
+rounds/N/closed.json                 a closing: the contributions that make round N
+anchors/N/...                        weights and momentum after round N
+"""
+
+import json
+import math
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import pydantic
+import xxhash
+
+from pretrax.storage.shared_path import ConditionalPath
+from pretrax.system.json_file import parse_json
+
+FORMAT = 1
+LARGEST_TABLE = 4096  # islands
+_NAME = re.compile('[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
+_KEY = re.compile('([A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*')
+
+Count = Annotated[int, pydantic.Field(ge=0, le=1 << 60)]
+Digest = Annotated[str, pydantic.Field(pattern='^[0-9a-f]{32}$')]
+Text = Annotated[str, pydantic.Field(max_length=500)]
+Seconds = Annotated[float, pydantic.Field(ge=0, le=1e12)]
+type Term = bool | int | float | Annotated[str, pydantic.Field(max_length=4096)] | None
+
+
+class ObjectError(ValueError):
+    """An object in the bucket is not what its key says. The message names the object and the reason."""
+
+
+def checked_name(name: str) -> str:
+    """The name of an island, which is a part of keys. Raises ValueError if it cannot be one."""
+    if not _NAME.fullmatch(name) or name.casefold() == 'closed' or name.casefold().endswith('.json'):
+        raise ValueError(f'{name[:80]!r} cannot name an island: expected up to 64 letters, digits, ., _ and -')
+    return name
+
+
+Name = Annotated[str, pydantic.AfterValidator(checked_name)]
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# A number to show; None if it is not finite.
+Shown = Annotated[float | None, pydantic.BeforeValidator(_finite)]
+
+
+class Stored(pydantic.BaseModel):
+    """An object in the bucket. `largest`: bytes of its JSON."""
+
+    model_config = pydantic.ConfigDict(extra='forbid', frozen=True, allow_inf_nan=False)
+    largest: ClassVar[int] = 1 << 20
+
+    format: Literal[1] = FORMAT
+
+    def content(self) -> bytes:
+        """The JSON, with its digest."""
+        fields = self.model_dump(mode='json')
+        return json.dumps(fields | {'xxh3': _digest(fields)}, indent=1).encode()
+
+    @classmethod
+    def parse(cls, content: bytes, path: ConditionalPath) -> Self:
+        """The object in a content. Raises ObjectError if it is too large, damaged, foreign or of a newer format."""
+        try:
+            if len(content) > cls.largest:
+                raise ValueError(f'it is larger than {cls.largest >> 10} KiB')
+            fields = parse_json(content)
+            if not isinstance(fields, dict):
+                raise ValueError('it is not a JSON object')
+            written = fields.get('format')
+            if isinstance(written, int) and written > FORMAT:
+                raise ValueError(f'it has format {written}; this version of pretrax reads format {FORMAT}')
+            digest = fields.pop('xxh3', None)
+            parsed = cls.model_validate(fields)
+            if digest != _digest(fields):
+                raise ValueError('its digest does not match its content')
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            key = '.'.join(map(str, first['loc']))[:100]
+            raise ObjectError(f'{path}: {key}: {first["msg"]}'[:400]) from None
+        except ValueError as error:
+            raise ObjectError(f'{path}: {error}'[:400]) from None
+        return parsed
+
+    @classmethod
+    def read(cls, path: ConditionalPath) -> Self | None:
+        """The object at a path; None if there is none. Raises OSError, and ObjectError as `parse`."""
+        content = path.read_version().content
+        return None if content is None else cls.parse(content, path)
+
+
+class Table(Stored):
+    """federation.json. Attributes: `terms` are the same in all islands; `islands` {name: share}."""
+
+    founder: Name
+    terms: Annotated[dict[Annotated[str, pydantic.Field(max_length=200)], Term], pydantic.Field(max_length=200)]
+    islands: Annotated[dict[Name, Count], pydantic.Field(max_length=LARGEST_TABLE)]
+
+    @pydantic.field_validator('islands')
+    @classmethod
+    def _distinct(cls, islands: dict[str, int]) -> dict[str, int]:
+        if len(set(islands.values())) < len(islands):
+            raise ValueError('two islands have one share')
+        return islands
+
+
+class State(Stored):
+    """islands/NAME/state.json. Attributes: the round that the island trains for next; what it does."""
+
+    round: Annotated[int, pydantic.Field(ge=1, le=1 << 40)]
+    state: Literal['training', 'stopped', 'finished']
+
+
+class Piece(pydantic.BaseModel):
+    """Numbers of a difference. Attributes: key below the place of the federation; bytes; XXH3 digest (128 bits)."""
+
+    model_config = pydantic.ConfigDict(extra='forbid', frozen=True)
+
+    object: Annotated[str, pydantic.Field(max_length=400)]
+    size: Count
+    xxh3: Digest
+
+
+class Event(pydantic.BaseModel):
+    """What has happened to an island since its last contribution: it took a round at a step and a batch, lost its
+    state, or went back to an earlier one."""
+
+    model_config = pydantic.ConfigDict(extra='forbid', frozen=True)
+
+    kind: Literal['took', 'lost', 'rolled back']
+    round: Count
+    step: Count
+    batch: Count
+
+
+class Contribution(Stored):
+    """rounds/N/NAME.json: an island has a difference for a round.
+
+    Attributes:
+        round, name, attempt: `attempt` is the token of the lease under which it was written.
+        base: the round that the difference begins at, `round - 1`.
+        step: of the island, after its last step for this round.
+        first_batch, last_batch: half-open range of the batches of the share that the island has trained.
+        tokens: trained in this round; the weight of the difference.
+        anchor: digest of the weights after round `base`, which does not depend on the mesh.
+        encoding: of the numbers.
+        pieces: the numbers, per process.
+        norm, loss: of the difference; mean over the steps; None if not finite.
+        seconds, bytes: of training since round `base`, and sent.
+        events: since the island's last contribution.
+    """
+
+    largest: ClassVar[int] = 64 << 20
+
+    round: Annotated[int, pydantic.Field(ge=1, le=1 << 40)]
+    name: Name
+    attempt: Annotated[str, pydantic.Field(pattern='^[A-Za-z0-9_-]{1,64}$')]
+    base: Count
+    step: Count
+    first_batch: Count
+    last_batch: Count
+    tokens: Annotated[int, pydantic.Field(ge=1, le=1 << 60)]
+    anchor: Digest
+    encoding: Annotated[str, pydantic.Field(max_length=20)]
+    pieces: Annotated[
+        dict[
+            Annotated[str, pydantic.Field(pattern=r'^\d{1,6}$')],
+            Annotated[list[Piece], pydantic.Field(max_length=65536)],
+        ],
+        pydantic.Field(max_length=65536),
+    ]
+    norm: Shown = None
+    loss: Shown = None
+    seconds: Seconds = 0.0
+    bytes: Count = 0
+    events: Annotated[list[Event], pydantic.Field(max_length=10_000)] = []
+
+    @pydantic.model_validator(mode='after')
+    def _check(self) -> Self:
+        own = f'rounds/{self.round}/{self.name}/'
+        for piece in (piece for pieces in self.pieces.values() for piece in pieces):
+            if not piece.object.startswith(own) or not _KEY.fullmatch(piece.object):
+                raise ValueError(f'the piece {piece.object[:80]!r} is not below {own}')
+        if self.base != self.round - 1 or self.first_batch > self.last_batch:
+            raise ValueError(f'base {self.base}, batches {self.first_batch} to {self.last_batch}')
+        return self
+
+    def learned(self) -> str:
+        """Digest of what the island has learned: equal if an island that was killed computes the same again."""
+        pieces = {process: [(piece.size, piece.xxh3) for piece in pieces] for process, pieces in self.pieces.items()}
+        numbers = [self.round, self.base, self.step, self.first_batch, self.last_batch, self.tokens]
+        return _digest([*numbers, self.name, self.anchor, self.encoding, pieces])
+
+
+class Member(pydantic.BaseModel):
+    """A contribution in a round. Attributes: its share, the digest of its object, `learned()`, tokens and step."""
+
+    model_config = pydantic.ConfigDict(extra='forbid', frozen=True)
+
+    share: Count
+    xxh3: Digest
+    learned: Digest
+    tokens: Count
+    step: Count
+
+
+class Closing(Stored):
+    """rounds/N/closed.json: which contributions make a round. It is written once.
+
+    Attributes:
+        by: the island that closed it.
+        members: {name: contribution}. None: weights and momentum stay as they are.
+        rejected: {name: reason} of contributions that are damaged or not finite.
+        left_out: islands that were waited for in vain.
+        tokens: of the members.
+        step: the largest of the members, or of the closing before it.
+    """
+
+    largest: ClassVar[int] = 16 << 20
+
+    round: Annotated[int, pydantic.Field(ge=1, le=1 << 40)]
+    by: Name
+    members: Annotated[dict[Name, Member], pydantic.Field(max_length=LARGEST_TABLE)]
+    rejected: Annotated[dict[Name, Text], pydantic.Field(max_length=LARGEST_TABLE)] = {}
+    left_out: Annotated[list[Name], pydantic.Field(max_length=LARGEST_TABLE)] = []
+    tokens: Count
+    step: Count
+
+    def in_order(self) -> list[str]:
+        """The names of the members, in the order of their shares."""
+        return sorted(self.members, key=lambda name: self.members[name].share)
+
+    def lists(self, contribution: Contribution) -> bool:
+        """Whether the round has what this island has learned; if not, the island drops it."""
+        member = self.members.get(contribution.name)
+        return member is not None and member.learned == contribution.learned()
+
+
+def table_path(place: ConditionalPath) -> ConditionalPath:
+    return place / 'federation.json'
+
+
+def island_path(place: ConditionalPath, name: str) -> ConditionalPath:
+    """The prefix of `lock` and `state.json`."""
+    return place / 'islands' / name
+
+
+def round_path(place: ConditionalPath, number: int) -> ConditionalPath:
+    return place / 'rounds' / str(number)
+
+
+def contribution_path(place: ConditionalPath, number: int, name: str) -> ConditionalPath:
+    return round_path(place, number) / f'{name}.json'
+
+
+def closing_path(place: ConditionalPath, number: int) -> ConditionalPath:
+    return round_path(place, number) / 'closed.json'
+
+
+def anchor_path(place: ConditionalPath, number: int) -> ConditionalPath:
+    """The prefix of the weights and the momentum after a round."""
+    return place / 'anchors' / str(number)
+
+
+def _digest(fields: Any) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(fields, sort_keys=True, separators=(',', ':')).encode())

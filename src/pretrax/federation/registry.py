@@ -1,0 +1,160 @@
+"""Islands join a federation: the first one makes it, and each has a share of the data for as long as it exists."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+
+from pretrax.errors import Report, UserError
+from pretrax.federation.objects import ObjectError, Table, Term, checked_name, island_path, table_path
+from pretrax.storage.connection import kind_of_error
+from pretrax.storage.lease import FILE, HeldError, Lease
+from pretrax.storage.shared_path import ConditionalPath
+
+ISLANDS = 'federation.islands'  # the term that says how many shares there are
+_MOST_NAMED = 5  # terms that differ
+
+
+@dataclasses.dataclass(frozen=True)
+class Membership:
+    """This process group is an island of a federation.
+
+    Attributes:
+        name, share, shares: the island has the rows k * shares + share of the global order.
+        attempt: another one for each process group that runs as this island.
+        is_founder: whether the island has made the federation.
+    """
+
+    place: ConditionalPath
+    name: str
+    share: int
+    shares: int
+    is_founder: bool
+    lease: Lease
+
+    @property
+    def attempt(self) -> str:
+        return self.lease.token
+
+
+@contextlib.contextmanager
+def join(
+    place: ConditionalPath, name: str, terms: Mapping[str, Term], lease_seconds: float, report: Report
+) -> Iterator[Membership]:
+    """Makes this process group an island until the end of the block. Process 0 of an island calls it.
+
+    Args:
+        place: of the federation.
+        terms: what all islands must have in common, by the names that a user knows; `federation.islands` among them.
+        lease_seconds: after which another process may run as this island, if this one says nothing.
+
+    Raises:
+        UserError: the island does not fit, all shares are taken, another process is this island, or the bucket cannot
+            be reached.
+    """
+    try:
+        checked_name(name)
+    except ValueError as error:
+        raise UserError(f'federation.name: {error}') from None
+    with _user_errors(place), contextlib.ExitStack() as stack:
+        registered(place, name, terms)  # a run that does not fit waits for nobody
+        lease = stack.enter_context(Lease(island_path(place, name) / FILE, lease_seconds, report).held())
+        table = registered(place, name, terms)
+        membership = Membership(place, name, table.islands[name], _shares(table.terms), table.founder == name, lease)
+        stack = stack.pop_all()
+    with stack:
+        yield membership
+
+
+def registered(place: ConditionalPath, name: str, terms: Mapping[str, Term]) -> Table:
+    """The table of the federation, with a share for this island.
+
+    An island keeps its share for ever. What is asked again, because an answer was lost, changes nothing.
+
+    Raises:
+        UserError: the terms differ, or all shares are taken.
+        OSError, ObjectError: the table cannot be read or written.
+    """
+    path = table_path(place)
+    while True:
+        content, version = path.read_version()
+        if content is None:
+            table = Table(founder=name, terms=dict(terms), islands={name: 0})
+            path.write_version(table.content(), version)
+            continue
+        table = Table.parse(content, path)
+        _check_terms(place, table, terms)
+        if name in table.islands:
+            return table
+        free = sorted(set(range(_shares(table.terms))) - set(table.islands.values()))
+        if not free:
+            raise _full(place, table, name)
+        table = table.model_copy(update={'islands': table.islands | {name: free[0]}})
+        path.write_version(table.content(), version)
+
+
+def read_table(place: ConditionalPath) -> Table:
+    """The table of a federation. Raises OSError, or UserError if there is none."""
+    try:
+        table = Table.read(table_path(place))
+    except ObjectError as error:
+        raise UserError(f'the table of the federation cannot be read\n{error}') from error
+    if table is None:
+        raise UserError(f'{place} has no federation.json, so it is not a federation\nname the value of federation.bucket')
+    return table
+
+
+def _shares(terms: Mapping[str, Term]) -> int:
+    shares = terms.get(ISLANDS)
+    if not isinstance(shares, int) or shares < 1:
+        raise ObjectError(f'{ISLANDS} is {shares!r}')
+    return shares
+
+
+def _check_terms(place: ConditionalPath, table: Table, terms: Mapping[str, Term]) -> None:
+    names = [name for name in {**table.terms, **terms} if table.terms.get(name) != terms.get(name)]
+    if names:
+        lines = [
+            f'{name}: {_shown(terms.get(name))} here, {_shown(table.terms.get(name))} in the federation'
+            for name in names[:_MOST_NAMED]
+        ]
+        if len(names) > _MOST_NAMED:
+            lines.append(f'and {len(names) - _MOST_NAMED} more')
+        raise UserError(
+            '\n'.join(
+                [
+                    f'this run does not fit the federation {place}, which island {table.founder} has made',
+                    *lines,
+                    'use the same values, or another federation.bucket for another federation',
+                ]
+            )
+        )
+
+
+def _full(place: ConditionalPath, table: Table, name: str) -> UserError:
+    names = ', '.join(sorted(table.islands))
+    return UserError(
+        f'all {len(table.islands)} shares of the federation {place} are taken; there is none for island {name}\n'
+        f'the islands are {names[:400]}\n'
+        'to continue one of them that has ended, use its name as federation.name'
+    )
+
+
+def _shown(value: Term) -> str:
+    return json.dumps(value)[:100]
+
+
+@contextlib.contextmanager
+def _user_errors(place: ConditionalPath) -> Iterator[None]:
+    try:
+        yield
+    except HeldError as error:
+        raise UserError(
+            f'federation.name: {error}\nuse another federation.name, or wait until that process has ended'
+        ) from error
+    except ObjectError as error:
+        raise UserError(f'the federation cannot be joined\n{error}\nuse another federation.bucket') from error
+    except OSError as error:
+        raise kind_of_error(error)(
+            f'federation.bucket {place}: {error.strerror}\nrun the same command again'
+        ) from error

@@ -1,0 +1,244 @@
+"""Closes rounds without a server: whoever creates `closed.json` of a round first has decided who is in it.
+
+Every method makes its requests and returns: nothing waits. Each may raise OSError at any request, also if the request
+was carried out, and may be called again. Clocks are never compared: a pause is measured by the clock of one process.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+
+import xxhash
+
+from pretrax.errors import Report
+from pretrax.federation.objects import (
+    Closing,
+    Contribution,
+    Member,
+    ObjectError,
+    State,
+    closing_path,
+    contribution_path,
+    island_path,
+)
+from pretrax.federation.registry import Membership, read_table
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds between two polls, which grow while nothing happens
+
+
+@dataclasses.dataclass(frozen=True)
+class Waiting:
+    """A round is open. Attributes: who has contributed; who is waited for; seconds until the next poll."""
+
+    contributed: tuple[str, ...]
+    missing: tuple[str, ...]
+    pause: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Due:
+    """A round can be closed, once its contributions are verified.
+
+    Attributes:
+        contributions: to be verified, by island.
+        rejected: {name: reason} of those that cannot be read.
+        left_out: islands that were waited for in vain.
+    """
+
+    round: int
+    contributions: Mapping[str, Contribution]
+    rejected: Mapping[str, str]
+    left_out: tuple[str, ...]
+
+
+@dataclasses.dataclass
+class _Open:
+    """What this process has seen of an open round."""
+
+    since: float | None = None  # when it saw the first contribution
+    found: dict[str, tuple[Contribution, str]] = dataclasses.field(default_factory=dict)  # with their digests
+    damaged: dict[str, str] = dataclasses.field(default_factory=dict)
+    pause: float = _FIRST_PAUSE
+
+
+class Rounds:
+    """The rounds of a federation, for process 0 of an island.
+
+    Args:
+        patience: seconds that a round waits for islands after its first contribution was seen here.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        patience: float,
+        report: Report,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._membership, self._patience, self._report, self._clock = membership, patience, report, clock
+        self._place, self._name = membership.place, membership.name
+        self._closings: dict[int, Closing] = {}
+        self._open: dict[int, _Open] = {}
+        self._said: set[str] = set()
+
+    def announce(self, number: int, state: str) -> None:
+        """Says that this island trains for a round next, or that it has 'stopped' or 'finished'. Raises OSError."""
+        content = State.model_validate({'round': number, 'state': state}).content()
+        (island_path(self._place, self._name) / 'state.json').write_bytes(content)
+
+    def contribute(self, contribution: Contribution) -> bool:
+        """Creates the contribution of this island, unless it has one for the round.
+
+        Returns:
+            Whether the contribution that counts has learned the same as this one. If not, an earlier process of this
+            island wrote it, and the island takes the round as if it were left out of it.
+
+        Raises:
+            OSError: it may have been created, or not: call it again with the same contribution.
+        """
+        path = contribution_path(self._place, contribution.round, self._name)
+        if path.create(contribution.content()):
+            return True
+        try:
+            other = Contribution.read(path)
+        except ObjectError as error:
+            self._say(f'WARNING: island {self._name} cannot contribute to round {contribution.round}: {error}')
+            return False
+        return other is not None and other.learned() == contribution.learned()
+
+    def closing(self, number: int) -> Closing | None:
+        """The closing of a round; None if it is open. Raises OSError, and ObjectError if it is damaged or foreign."""
+        if number not in self._closings:
+            path = closing_path(self._place, number)
+            closing = Closing.read(path)
+            if closing is None:
+                return None
+            if closing.round != number:
+                raise ObjectError(f'{path}: it closes round {closing.round}')
+            self._closings[number] = closing
+            self._open.pop(number, None)
+        return self._closings[number]
+
+    def newest(self, known: int = 0) -> int:
+        """The newest round that is closed; 0 if none is. Rounds are closed one after another.
+
+        Args:
+            known: a round that is closed, to begin with.
+        """
+        low, step = max([known, *self._closings]), 1
+        while self.closing(low + step) is not None:
+            low, step = low + step, 2 * step
+        high = low + step  # open
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.closing(middle) is not None else (low, middle)
+        return low
+
+    def members(self, closing: Closing) -> dict[str, Contribution]:
+        """The contributions of a round, in the order of their shares. Raises OSError, or ObjectError if one differs."""
+        found = {}
+        for name in closing.in_order():
+            path = contribution_path(self._place, closing.round, name)
+            content = path.read_bytes()
+            if xxhash.xxh3_128_hexdigest(content) != closing.members[name].xxh3:
+                raise ObjectError(f'{path}: it is not the contribution of island {name} that closed.json lists')
+            found[name] = Contribution.parse(content, path)
+        return found
+
+    def poll(self, number: int) -> Closing | Waiting | Due:
+        """Looks whether a round is closed, and who has contributed to it.
+
+        It makes at most two small requests per island, none for an island whose contribution it has seen.
+
+        Raises:
+            OSError: the bucket cannot be reached.
+            ObjectError: the closing of this round or of the one before is damaged or foreign.
+        """
+        if (closing := self.closing(number)) is not None:
+            return closing
+        seen = self._open.setdefault(number, _Open())
+        before, missing = len(seen.found) + len(seen.damaged), []
+        for name in read_table(self._place).islands:
+            is_known = name in seen.found or name in seen.damaged or self._look(number, name, seen)
+            if not is_known and self._is_waited_for(number, name):
+                missing.append(name)
+        now, count = self._clock(), len(seen.found) + len(seen.damaged)
+        if count and seen.since is None:
+            seen.since = now
+        is_over = seen.since is not None and now - seen.since >= self._patience
+        if count and (not missing or is_over):
+            contributions = {name: contribution for name, (contribution, _) in sorted(seen.found.items())}
+            return Due(number, contributions, dict(seen.damaged), tuple(missing))
+        seen.pause = _FIRST_PAUSE if count > before else min(1.5 * seen.pause, _LONGEST_PAUSE)
+        return Waiting(tuple(seen.found), tuple(missing), seen.pause)
+
+    def close(self, due: Due, bad: Mapping[str, str]) -> Closing:
+        """Closes a round. If another island was faster, its closing counts.
+
+        Args:
+            bad: {name: reason} of the contributions whose numbers are damaged or not finite.
+
+        Raises:
+            OSError: it may be closed, or not: call `poll` again.
+        """
+        number, seen, shares = due.round, self._open.get(due.round, _Open()), read_table(self._place).islands
+        members = {
+            name: Member(
+                share=shares[name],
+                xxh3=seen.found[name][1],
+                learned=contribution.learned(),
+                tokens=contribution.tokens,
+                step=contribution.step,
+            )
+            for name, contribution in due.contributions.items()
+            if name not in bad
+        }
+        before = self.closing(number - 1) if number > 1 else None
+        steps = [member.step for member in members.values()] + ([before.step] if before is not None else [0])
+        closing = Closing(
+            round=number,
+            by=self._name,
+            members=members,
+            rejected={name: reason[:500] for name, reason in sorted({**due.rejected, **bad}.items())},
+            left_out=list(due.left_out),
+            tokens=sum(member.tokens for member in members.values()),
+            step=max(steps),
+        )
+        closing_path(self._place, number).create(closing.content())
+        written = self.closing(number)
+        if written is None:
+            raise FileNotFoundError(2, 'the closing of a round was removed', str(closing_path(self._place, number)))
+        return written
+
+    def _look(self, number: int, name: str, seen: _Open) -> bool:
+        """Reads the contribution of an island. Returns whether there is one."""
+        path = contribution_path(self._place, number, name)
+        content = path.read_version().content
+        if content is None:
+            return False
+        try:
+            contribution = Contribution.parse(content, path)
+            if (contribution.round, contribution.name) != (number, name):
+                raise ObjectError(f'{path}: it says round {contribution.round} of island {contribution.name}')
+            seen.found[name] = contribution, xxhash.xxh3_128_hexdigest(content)
+        except ObjectError as error:
+            seen.damaged[name] = str(error)
+        return True
+
+    def _is_waited_for(self, number: int, name: str) -> bool:
+        try:
+            state = State.read(island_path(self._place, name) / 'state.json')
+        except ObjectError as error:
+            self._say(f'WARNING: nobody waits for island {name}: {error}')
+            return False
+        if state is None or state.state != 'training':
+            return False
+        if state.round == number - 1 and number > 1:
+            before = self.closing(number - 1)
+            return before is not None and name in before.members
+        return state.round == number
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._report(text)

@@ -1,0 +1,138 @@
+"""Rounds are closed once, by any island, with everybody who came in time."""
+
+import contextlib
+
+import pytest
+
+from pretrax.federation.objects import Closing, Contribution, ObjectError, Piece, closing_path, contribution_path
+from pretrax.federation.registry import ISLANDS, join
+from pretrax.federation.rounds import Due, Rounds, Waiting
+from pretrax.storage.shared_path import locate_shared
+
+TERMS = {ISLANDS: 3}
+DIGEST = 'a' * 32
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def islands(tmp_path):
+    """Three islands that have announced round 1, with a clock that all share, and what they report."""
+    place, clock, said = locate_shared(str(tmp_path)), Clock(), []
+    with contextlib.ExitStack() as stack:
+        memberships = [stack.enter_context(join(place, name, TERMS, 60, said.append)) for name in 'abc']
+        rounds = [Rounds(membership, 300, said.append, clock) for membership in memberships]
+        for one in rounds:
+            one.announce(1, 'training')
+        yield place, clock, rounds, said
+
+
+def contribution(name, number=1, attempt='5f', content='1', step=10):
+    piece = Piece(object=f'rounds/{number}/{name}/{attempt}/0/x', size=1, xxh3=content * 32)
+    return Contribution(
+        round=number, name=name, attempt=attempt, base=number - 1, step=step, first_batch=step - 10, last_batch=step,
+        tokens=100, anchor=DIGEST, encoding='bf16', pieces={'0': [piece]},
+    )  # fmt: skip
+
+
+def test_a_round_is_closed_when_all_have_contributed_and_the_first_closing_counts(islands):
+    _, _, (a, b, c), said = islands
+    assert isinstance(a.poll(1), Waiting)
+    for rounds, name in ((a, 'a'), (b, 'b')):
+        assert rounds.contribute(contribution(name))
+    waiting = a.poll(1)
+    assert (waiting.contributed, waiting.missing) == (('a', 'b'), ('c',))
+    assert c.contribute(contribution('c', step=12))
+    due, other = a.poll(1), b.poll(1)
+    assert isinstance(due, Due)
+    assert list(due.contributions) == ['a', 'b', 'c']
+    closing = a.close(due, {'b': 'not finite: layers.0'})
+    assert (closing.in_order(), closing.rejected, closing.step, closing.tokens) == (
+        ['a', 'c'],
+        {'b': 'not finite: layers.0'},
+        12,
+        200,
+    )
+    assert b.close(other, {}) == closing == c.poll(1)
+    assert closing.lists(contribution('a', attempt='6a'))
+    assert not closing.lists(contribution('b'))
+    assert not closing.lists(contribution('a', content='2'))
+    assert list(c.members(closing)) == ['a', 'c']
+    assert [rounds.newest() for rounds in (a, b, c)] == [1, 1, 1]
+    assert said == []
+
+
+def test_who_is_late_by_patience_is_left_out_and_not_waited_for_again(islands):
+    _, clock, (a, b, _), _ = islands
+    assert a.contribute(contribution('a'))
+    a.poll(1)
+    clock.now = 200
+    assert b.contribute(contribution('b'))
+    assert a.poll(1).missing == ('c',)
+    clock.now = 299
+    assert a.poll(1).missing == ('c',)
+    assert b.poll(1).missing == ('c',)
+    clock.now = 300
+    assert isinstance(b.poll(1), Waiting)  # it saw the first contribution later
+    due = a.poll(1)
+    assert due.left_out == ('c',)
+    assert a.close(due, {}).left_out == ['c']
+    assert isinstance(b.poll(1), Closing)
+    b.announce(2, 'training')
+    assert a.contribute(contribution('a', 2, step=20))
+    assert a.poll(2).missing == ('b',)
+
+
+@pytest.mark.parametrize('state', ['stopped', 'finished'])
+def test_nobody_waits_for_an_island_that_has_said_that_it_ends(islands, state):
+    _, _, (a, b, c), _ = islands
+    b.announce(1, state)
+    c.announce(1, state)
+    assert a.contribute(contribution('a'))
+    assert list(a.poll(1).contributions) == ['a']
+
+
+def test_an_island_that_was_killed_after_its_contribution_keeps_it(islands):
+    _, _, (a, _, _), _ = islands
+    assert a.contribute(contribution('a'))
+    assert a.contribute(contribution('a', attempt='6a'))
+    assert not a.contribute(contribution('a', content='2'))
+
+
+def test_damaged_objects_are_rejected_with_their_author(islands):
+    place, _, (a, b, _), said = islands
+    contribution_path(place, 1, 'b').create(b'x')
+    contribution_path(place, 1, 'c').create(contribution('c', 2).content())
+    assert a.contribute(contribution('a'))
+    due = a.poll(1)
+    assert {name: reason.partition(': ')[2] for name, reason in due.rejected.items()} == {
+        'b': 'Expecting value: line 1 column 1 (char 0)',
+        'c': 'it says round 2 of island c',
+    }
+    assert not b.contribute(contribution('b'))
+    assert 'island b cannot contribute to round 1' in said[0]
+    assert a.close(due, {}).in_order() == ['a']
+    (place / 'islands' / 'b' / 'state.json').write_bytes(b'x')
+    assert a.contribute(contribution('a', 2))
+    assert isinstance(a.poll(2), Due)
+    assert 'nobody waits for island b: ' in said[1]
+    closing_path(place, 2).create(b'x')
+    with pytest.raises(ObjectError, match=r'rounds/2/closed\.json: '):
+        a.poll(2)
+
+
+@pytest.mark.parametrize('count', [0, 1, 2, 3, 7, 8, 100])
+def test_the_newest_round_is_found_with_few_requests(islands, count):
+    place, _, (a, _, _), _ = islands
+    for number in range(1, count + 1):
+        closing = Closing(round=number, by='a', members={}, tokens=0, step=0)
+        closing_path(place, number).create(closing.content())
+    read, requests = a.closing, []
+    a.closing = lambda number: requests.append(number) or read(number)
+    assert a.newest() == count
+    assert len(requests) <= 15
