@@ -38,6 +38,7 @@ MAY_IMPORT = {
     'system': {'errors', 'cost'},
     'data': {'errors', 'system', 'storage', 'tables'},
     'checkpoint': {'errors', 'jax_compat', 'system', 'storage', 'tables'},
+    'federation': {'errors', 'system', 'storage', 'checkpoint'},  # runs that share only a bucket
     'observe': {'amounts', 'errors', 'system', 'storage'},
     'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'system', 'storage', 'tables'},
     'infer': {'errors', 'option', 'jax_compat', 'shardlib', 'model'},
