@@ -12,6 +12,7 @@ from pretrax.federation.objects import (
     Piece,
     State,
     Table,
+    Taken,
     closing_path,
     contribution_path,
 )
@@ -32,8 +33,8 @@ def contribution(**changes):
 MEMBER = Member(share=0, xxh3=DIGEST, learned=DIGEST, tokens=5, step=30)
 OBJECTS = [
     Table(founder='a', terms={'federation.islands': 2, 'rate': 0.1, 'model': 'x', 'none': None}, islands={'a': 0}),
-    State(round=7, state='training'),
-    contribution(norm=float('nan'), loss=2.5),
+    State(round=7, state='training', took=Taken(round=6, norm=0.5, val_loss=float('inf'))),
+    contribution(norm=float('nan'), loss=2.5, time=1.5, took=Taken(round=2, norm=0.5, seconds=3.0, bytes=4)),
     Closing(round=3, by='a', members={'a': MEMBER}, rejected={'b': 'NaN'}, left_out=['c'], tokens=5, step=30),
 ]
 

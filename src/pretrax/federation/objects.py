@@ -112,11 +112,30 @@ class Table(Stored):
         return islands
 
 
+class Taken(pydantic.BaseModel):
+    """What an island found when it took a round, to be shown.
+
+    Attributes:
+        norm: of the mean difference.
+        val_loss: of the weights after the round, if they were evaluated.
+        seconds, bytes: from the island's contribution until it had taken the round; read.
+    """
+
+    model_config = pydantic.ConfigDict(extra='forbid', frozen=True)
+
+    round: Count
+    norm: Shown = None
+    val_loss: Shown = None
+    seconds: Seconds = 0.0
+    bytes: Count = 0
+
+
 class State(Stored):
-    """islands/NAME/state.json. Attributes: the round that the island trains for next; what it does."""
+    """islands/NAME/state.json. Attributes: the round that the island trains for; what it does; the newest it took."""
 
     round: Annotated[int, pydantic.Field(ge=1, le=1 << 40)]
     state: Literal['training', 'stopped', 'finished']
+    took: Taken | None = None
 
 
 class Piece(pydantic.BaseModel):
@@ -155,7 +174,9 @@ class Contribution(Stored):
         pieces: the numbers, per process.
         norm, loss: of the difference; mean over the steps; None if not finite.
         seconds, bytes: of training since round `base`, and sent.
+        time: when it was made, in seconds since 1970 by the clock of the island; only shown.
         events: since the island's last contribution.
+        took: the newest round that the island took before.
     """
 
     largest: ClassVar[int] = 64 << 20
@@ -181,7 +202,9 @@ class Contribution(Stored):
     loss: Shown = None
     seconds: Seconds = 0.0
     bytes: Count = 0
+    time: Seconds = 0.0
     events: Annotated[list[Event], pydantic.Field(max_length=10_000)] = []
+    took: Taken | None = None
 
     @pydantic.model_validator(mode='after')
     def _check(self) -> Self:
@@ -268,6 +291,27 @@ def closing_path(place: ConditionalPath, number: int) -> ConditionalPath:
 def anchor_path(place: ConditionalPath, number: int) -> ConditionalPath:
     """The prefix of the weights and the momentum after a round."""
     return place / 'anchors' / str(number)
+
+
+def read_closing(place: ConditionalPath, number: int) -> Closing | None:
+    """The closing of a round; None if it is open. Raises OSError, and ObjectError if it is damaged or foreign."""
+    path = closing_path(place, number)
+    closing = Closing.read(path)
+    if closing is not None and closing.round != number:
+        raise ObjectError(f'{path}: it closes round {closing.round}')
+    return closing
+
+
+def read_contribution(place: ConditionalPath, number: int, name: str) -> tuple[Contribution, str] | None:
+    """The contribution of an island, with the digest of its object. None and errors as for `read_closing`."""
+    path = contribution_path(place, number, name)
+    content = path.read_version().content
+    if content is None:
+        return None
+    contribution = Contribution.parse(content, path)
+    if (contribution.round, contribution.name) != (number, name):
+        raise ObjectError(f'{path}: it says round {contribution.round} of island {contribution.name}')
+    return contribution, xxhash.xxh3_128_hexdigest(content)
 
 
 def _digest(fields: Any) -> str:

@@ -100,7 +100,9 @@ def read_table(place: ConditionalPath) -> Table:
     except ObjectError as error:
         raise UserError(f'the table of the federation cannot be read\n{error}') from error
     if table is None:
-        raise UserError(f'{place} has no federation.json, so it is not a federation\nname the value of federation.bucket')
+        raise UserError(
+            f'{place} has no federation.json, so it is not a federation\nname the value of federation.bucket'
+        )
     return table
 
 

@@ -8,8 +8,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 
-import xxhash
-
 from pretrax.errors import Report
 from pretrax.federation.objects import (
     Closing,
@@ -17,9 +15,12 @@ from pretrax.federation.objects import (
     Member,
     ObjectError,
     State,
+    Taken,
     closing_path,
     contribution_path,
     island_path,
+    read_closing,
+    read_contribution,
 )
 from pretrax.federation.registry import Membership, read_table
 
@@ -81,9 +82,12 @@ class Rounds:
         self._open: dict[int, _Open] = {}
         self._said: set[str] = set()
 
-    def announce(self, number: int, state: str) -> None:
-        """Says that this island trains for a round next, or that it has 'stopped' or 'finished'. Raises OSError."""
-        content = State.model_validate({'round': number, 'state': state}).content()
+    def announce(self, number: int, state: str, took: Taken | None = None) -> None:
+        """Says that this island trains for a round next, or that it has 'stopped' or 'finished'. Raises OSError.
+
+        `took`: the newest round that it has taken.
+        """
+        content = State.model_validate({'round': number, 'state': state, 'took': took}).content()
         (island_path(self._place, self._name) / 'state.json').write_bytes(content)
 
     def contribute(self, contribution: Contribution) -> bool:
@@ -109,12 +113,9 @@ class Rounds:
     def closing(self, number: int) -> Closing | None:
         """The closing of a round; None if it is open. Raises OSError, and ObjectError if it is damaged or foreign."""
         if number not in self._closings:
-            path = closing_path(self._place, number)
-            closing = Closing.read(path)
+            closing = read_closing(self._place, number)
             if closing is None:
                 return None
-            if closing.round != number:
-                raise ObjectError(f'{path}: it closes round {closing.round}')
             self._closings[number] = closing
             self._open.pop(number, None)
         return self._closings[number]
@@ -139,10 +140,12 @@ class Rounds:
         found = {}
         for name in closing.in_order():
             path = contribution_path(self._place, closing.round, name)
-            content = path.read_bytes()
-            if xxhash.xxh3_128_hexdigest(content) != closing.members[name].xxh3:
+            if (read := read_contribution(self._place, closing.round, name)) is None:
+                raise FileNotFoundError(2, 'a contribution was removed', str(path))
+            contribution, digest = read
+            if digest != closing.members[name].xxh3:
                 raise ObjectError(f'{path}: it is not the contribution of island {name} that closed.json lists')
-            found[name] = Contribution.parse(content, path)
+            found[name] = contribution
         return found
 
     def poll(self, number: int) -> Closing | Waiting | Due:
@@ -212,15 +215,11 @@ class Rounds:
 
     def _look(self, number: int, name: str, seen: _Open) -> bool:
         """Reads the contribution of an island. Returns whether there is one."""
-        path = contribution_path(self._place, number, name)
-        content = path.read_version().content
-        if content is None:
-            return False
         try:
-            contribution = Contribution.parse(content, path)
-            if (contribution.round, contribution.name) != (number, name):
-                raise ObjectError(f'{path}: it says round {contribution.round} of island {contribution.name}')
-            seen.found[name] = contribution, xxhash.xxh3_128_hexdigest(content)
+            found = read_contribution(self._place, number, name)
+            if found is None:
+                return False
+            seen.found[name] = found
         except ObjectError as error:
             seen.damaged[name] = str(error)
         return True
@@ -231,14 +230,17 @@ class Rounds:
         except ObjectError as error:
             self._say(f'WARNING: nobody waits for island {name}: {error}')
             return False
-        if state is None or state.state != 'training':
-            return False
-        if state.round == number - 1 and number > 1:
-            before = self.closing(number - 1)
-            return before is not None and name in before.members
-        return state.round == number
+        before = self.closing(number - 1) if number > 1 else None
+        return is_waited_for(name, state, number, before)
 
     def _say(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
             self._report(text)
+
+
+def is_waited_for(name: str, state: State | None, number: int, before: Closing | None) -> bool:
+    """Whether an island will contribute to an open round. `before`: the closing before it; None: there is none."""
+    if state is None or state.state != 'training':
+        return False
+    return state.round == number or (state.round == number - 1 and before is not None and name in before.members)
