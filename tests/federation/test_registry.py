@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from pretrax.errors import UserError
-from pretrax.federation.registry import ISLANDS, join, read_table, registered
+from pretrax.federation.objects import ISLANDS
+from pretrax.federation.registry import join, read_table, registered
 from pretrax.storage.shared_path import locate_shared
 
 TERMS = {ISLANDS: 3, 'federation.every': 100, 'model': 'a' * 32, 'optimizer.betas': '[0.9, 0.95]', 'seed': 7}

@@ -4,8 +4,16 @@ import contextlib
 
 import pytest
 
-from pretrax.federation.objects import Closing, Contribution, ObjectError, Piece, closing_path, contribution_path
-from pretrax.federation.registry import ISLANDS, join
+from pretrax.federation.objects import (
+    ISLANDS,
+    Closing,
+    Contribution,
+    ObjectError,
+    Piece,
+    closing_path,
+    contribution_path,
+)
+from pretrax.federation.registry import join
 from pretrax.federation.rounds import Due, Rounds, Waiting
 from pretrax.storage.shared_path import locate_shared
 
@@ -136,3 +144,29 @@ def test_the_newest_round_is_found_with_few_requests(islands, count):
     a.closing = lambda number: requests.append(number) or read(number)
     assert a.newest() == count
     assert len(requests) <= 15
+
+
+def test_an_island_whose_weights_went_astray_is_rejected_with_both_digests(islands):
+    _, _, (a, b, c), _ = islands
+    for rounds, name in ((a, 'a'), (b, 'b'), (c, 'c')):
+        rounds.contribute(contribution(name).model_copy(update={'anchor': ('b' if name == 'b' else 'a') * 32}))
+    for rounds in (a, b):
+        due = rounds.poll(1)
+        assert list(due.contributions) == ['a', 'c']
+        assert due.rejected['b'].startswith(f'it begins at other weights (digest {"b" * 32}) than')
+
+
+def test_an_island_that_contributes_and_stops_while_others_look_is_in_the_round(islands):
+    _, _, (a, b, c), _ = islands
+    a.contribute(contribution('a'))
+    b.announce(1, 'stopped')
+    is_waited_for = a._is_waited_for
+
+    def meanwhile(number, name):
+        if name == 'c':
+            c.contribute(contribution('c'))
+            c.announce(1, 'stopped')
+        return is_waited_for(number, name)
+
+    a._is_waited_for = meanwhile
+    assert list(a.poll(1).contributions) == ['a', 'c']

@@ -8,6 +8,7 @@ rounds/N/closed.json                 a closing: the contributions that make roun
 anchors/N/...                        weights and momentum after round N
 """
 
+import errno
 import json
 import math
 import re
@@ -20,6 +21,7 @@ from pretrax.storage.shared_path import ConditionalPath
 from pretrax.system.json_file import parse_json
 
 FORMAT = 1
+ISLANDS = 'federation.islands'  # the term that says how many shares there are
 LARGEST_TABLE = 4096  # islands
 _NAME = re.compile('[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
 _KEY = re.compile('([A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*')
@@ -31,8 +33,17 @@ Seconds = Annotated[float, pydantic.Field(ge=0, le=1e12)]
 type Term = bool | int | float | Annotated[str, pydantic.Field(max_length=4096)] | None
 
 
-class ObjectError(ValueError):
-    """An object in the bucket is not what its key says. The message names the object and the reason."""
+class ObjectError(OSError):
+    """An object in the bucket is not what its key says: damaged, foreign, or of a newer format.
+
+    It is an OSError, since only what is in the bucket can change that: an island waits, as for a bucket out of reach.
+    """
+
+    def __init__(self, path: ConditionalPath, reason: str):
+        super().__init__(errno.EBADMSG, reason[:300], str(path))
+
+    def __str__(self) -> str:
+        return f'{self.filename}: {self.strerror}'
 
 
 def checked_name(name: str) -> str:
@@ -77,7 +88,7 @@ class Stored(pydantic.BaseModel):
                 raise ValueError('it is not a JSON object')
             written = fields.get('format')
             if isinstance(written, int) and written > FORMAT:
-                raise ValueError(f'it has format {written}; this version of pretrax reads format {FORMAT}')
+                raise ValueError(f'it has format {written}; update pretrax, which reads format {FORMAT} here')
             digest = fields.pop('xxh3', None)
             parsed = cls.model_validate(fields)
             if digest != _digest(fields):
@@ -85,14 +96,14 @@ class Stored(pydantic.BaseModel):
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             key = '.'.join(map(str, first['loc']))[:100]
-            raise ObjectError(f'{path}: {key}: {first["msg"]}'[:400]) from None
+            raise ObjectError(path, f'{key}: {first["msg"]}') from None
         except ValueError as error:
-            raise ObjectError(f'{path}: {error}'[:400]) from None
+            raise ObjectError(path, str(error)) from None
         return parsed
 
     @classmethod
     def read(cls, path: ConditionalPath) -> Self | None:
-        """The object at a path; None if there is none. Raises OSError, and ObjectError as `parse`."""
+        """The object at a path; None if there is none. Raises OSError, or ObjectError as `parse`."""
         content = path.read_version().content
         return None if content is None else cls.parse(content, path)
 
@@ -104,12 +115,18 @@ class Table(Stored):
     terms: Annotated[dict[Annotated[str, pydantic.Field(max_length=200)], Term], pydantic.Field(max_length=200)]
     islands: Annotated[dict[Name, Count], pydantic.Field(max_length=LARGEST_TABLE)]
 
-    @pydantic.field_validator('islands')
-    @classmethod
-    def _distinct(cls, islands: dict[str, int]) -> dict[str, int]:
-        if len(set(islands.values())) < len(islands):
-            raise ValueError('two islands have one share')
-        return islands
+    @property
+    def shares(self) -> int:
+        """How many islands there can be."""
+        shares = self.terms.get(ISLANDS)
+        return shares if isinstance(shares, int) else 0
+
+    @pydantic.model_validator(mode='after')
+    def _check(self) -> Self:
+        taken = set(self.islands.values())
+        if len(taken) < len(self.islands) or not taken <= set(range(min(self.shares, LARGEST_TABLE))):
+            raise ValueError(f'the shares {sorted(taken)[:20]} of {len(self.islands)} islands, of {self.shares}')
+        return self
 
 
 class Taken(pydantic.BaseModel):
@@ -294,11 +311,11 @@ def anchor_path(place: ConditionalPath, number: int) -> ConditionalPath:
 
 
 def read_closing(place: ConditionalPath, number: int) -> Closing | None:
-    """The closing of a round; None if it is open. Raises OSError, and ObjectError if it is damaged or foreign."""
+    """The closing of a round; None if it is open. Raises OSError, or ObjectError if it is damaged or foreign."""
     path = closing_path(place, number)
     closing = Closing.read(path)
     if closing is not None and closing.round != number:
-        raise ObjectError(f'{path}: it closes round {closing.round}')
+        raise ObjectError(path, f'it closes round {closing.round}')
     return closing
 
 
@@ -310,7 +327,7 @@ def read_contribution(place: ConditionalPath, number: int, name: str) -> tuple[C
         return None
     contribution = Contribution.parse(content, path)
     if (contribution.round, contribution.name) != (number, name):
-        raise ObjectError(f'{path}: it says round {contribution.round} of island {contribution.name}')
+        raise ObjectError(path, f'it says round {contribution.round} of island {contribution.name}')
     return contribution, xxhash.xxh3_128_hexdigest(content)
 
 

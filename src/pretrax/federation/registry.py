@@ -11,7 +11,6 @@ from pretrax.storage.connection import kind_of_error
 from pretrax.storage.lease import FILE, HeldError, Lease
 from pretrax.storage.shared_path import ConditionalPath
 
-ISLANDS = 'federation.islands'  # the term that says how many shares there are
 _MOST_NAMED = 5  # terms that differ
 
 
@@ -45,7 +44,7 @@ def join(
 
     Args:
         place: of the federation.
-        terms: what all islands must have in common, by the names that a user knows; `federation.islands` among them.
+        terms: what all islands must have in common, by the names that a user knows; `ISLANDS` among them.
         lease_seconds: after which another process may run as this island, if this one says nothing.
 
     Raises:
@@ -60,7 +59,7 @@ def join(
         registered(place, name, terms)  # a run that does not fit waits for nobody
         lease = stack.enter_context(Lease(island_path(place, name) / FILE, lease_seconds, report).held())
         table = registered(place, name, terms)
-        membership = Membership(place, name, table.islands[name], _shares(table.terms), table.founder == name, lease)
+        membership = Membership(place, name, table.islands[name], table.shares, table.founder == name, lease)
         stack = stack.pop_all()
     with stack:
         yield membership
@@ -73,7 +72,7 @@ def registered(place: ConditionalPath, name: str, terms: Mapping[str, Term]) -> 
 
     Raises:
         UserError: the terms differ, or all shares are taken.
-        OSError, ObjectError: the table cannot be read or written.
+        OSError: the table cannot be read or written.
     """
     path = table_path(place)
     while True:
@@ -86,7 +85,7 @@ def registered(place: ConditionalPath, name: str, terms: Mapping[str, Term]) -> 
         _check_terms(place, table, terms)
         if name in table.islands:
             return table
-        free = sorted(set(range(_shares(table.terms))) - set(table.islands.values()))
+        free = sorted(set(range(table.shares)) - set(table.islands.values()))
         if not free:
             raise _full(place, table, name)
         table = table.model_copy(update={'islands': table.islands | {name: free[0]}})
@@ -95,22 +94,14 @@ def registered(place: ConditionalPath, name: str, terms: Mapping[str, Term]) -> 
 
 def read_table(place: ConditionalPath) -> Table:
     """The table of a federation. Raises OSError, or UserError if there is none."""
+    path = table_path(place)
     try:
-        table = Table.read(table_path(place))
+        table = Table.read(path)
     except ObjectError as error:
         raise UserError(f'the table of the federation cannot be read\n{error}') from error
     if table is None:
-        raise UserError(
-            f'{place} has no federation.json, so it is not a federation\nname the value of federation.bucket'
-        )
+        raise UserError(f'{place} is not a federation: it has no {path.name}\nname the value of federation.bucket')
     return table
-
-
-def _shares(terms: Mapping[str, Term]) -> int:
-    shares = terms.get(ISLANDS)
-    if not isinstance(shares, int) or shares < 1:
-        raise ObjectError(f'{ISLANDS} is {shares!r}')
-    return shares
 
 
 def _check_terms(place: ConditionalPath, table: Table, terms: Mapping[str, Term]) -> None:
@@ -122,15 +113,9 @@ def _check_terms(place: ConditionalPath, table: Table, terms: Mapping[str, Term]
         ]
         if len(names) > _MOST_NAMED:
             lines.append(f'and {len(names) - _MOST_NAMED} more')
-        raise UserError(
-            '\n'.join(
-                [
-                    f'this run does not fit the federation {place}, which island {table.founder} has made',
-                    *lines,
-                    'use the same values, or another federation.bucket for another federation',
-                ]
-            )
-        )
+        title = f'this run does not fit the federation {place}, which island {table.founder} has made'
+        fix = 'use the same values, or another federation.bucket for another federation'
+        raise UserError('\n'.join([title, *lines, fix]))
 
 
 def _full(place: ConditionalPath, table: Table, name: str) -> UserError:

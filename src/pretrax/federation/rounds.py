@@ -1,11 +1,12 @@
 """Closes rounds without a server: whoever creates `closed.json` of a round first has decided who is in it.
 
 Every method makes its requests and returns: nothing waits. Each may raise OSError at any request, also if the request
-was carried out, and may be called again. Clocks are never compared: a pause is measured by the clock of one process.
+was carried out, and may be called again. Clocks are never compared: patience is measured by the clock of one process.
 """
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from pretrax.errors import Report
@@ -15,14 +16,16 @@ from pretrax.federation.objects import (
     Member,
     ObjectError,
     State,
+    Table,
     Taken,
     closing_path,
     contribution_path,
     island_path,
     read_closing,
     read_contribution,
+    table_path,
 )
-from pretrax.federation.registry import Membership, read_table
+from pretrax.federation.registry import Membership
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds between two polls, which grow while nothing happens
 
@@ -98,7 +101,7 @@ class Rounds:
             island wrote it, and the island takes the round as if it were left out of it.
 
         Raises:
-            OSError: it may have been created, or not: call it again with the same contribution.
+            OSError: it may be there, or not: call it again with the same contribution.
         """
         path = contribution_path(self._place, contribution.round, self._name)
         if path.create(contribution.content()):
@@ -111,7 +114,10 @@ class Rounds:
         return other is not None and other.learned() == contribution.learned()
 
     def closing(self, number: int) -> Closing | None:
-        """The closing of a round; None if it is open. Raises OSError, and ObjectError if it is damaged or foreign."""
+        """The closing of a round; None if it is open. Raises OSError, or ObjectError if it is damaged or foreign.
+
+        A damaged one is not replaced, since another island may have read it whole: somebody has to remove it.
+        """
         if number not in self._closings:
             closing = read_closing(self._place, number)
             if closing is None:
@@ -141,39 +147,42 @@ class Rounds:
         for name in closing.in_order():
             path = contribution_path(self._place, closing.round, name)
             if (read := read_contribution(self._place, closing.round, name)) is None:
-                raise FileNotFoundError(2, 'a contribution was removed', str(path))
+                raise ObjectError(path, 'it was removed')
             contribution, digest = read
             if digest != closing.members[name].xxh3:
-                raise ObjectError(f'{path}: it is not the contribution of island {name} that closed.json lists')
+                raise ObjectError(path, f'it is not the contribution of island {name} that closed.json lists')
             found[name] = contribution
         return found
 
     def poll(self, number: int) -> Closing | Waiting | Due:
         """Looks whether a round is closed, and who has contributed to it.
 
-        It makes at most two small requests per island, none for an island whose contribution it has seen.
+        It makes a few small requests per island, and none for an island whose contribution it has seen.
 
         Raises:
-            OSError: the bucket cannot be reached.
-            ObjectError: the closing of this round or of the one before is damaged or foreign.
+            OSError: the bucket cannot be reached, or an object that nobody can replace is damaged.
         """
         if (closing := self.closing(number)) is not None:
             return closing
         seen = self._open.setdefault(number, _Open())
         before, missing = len(seen.found) + len(seen.damaged), []
-        for name in read_table(self._place).islands:
-            is_known = name in seen.found or name in seen.damaged or self._look(number, name, seen)
-            if not is_known and self._is_waited_for(number, name):
+        for name in self._islands():
+            # An island may contribute and stop between the first two of these requests.
+            has_contributed = self._has_contributed(number, name, seen)
+            if not has_contributed and self._is_waited_for(number, name):
                 missing.append(name)
+            elif not has_contributed:
+                self._has_contributed(number, name, seen)
         now, count = self._clock(), len(seen.found) + len(seen.damaged)
         if count and seen.since is None:
             seen.since = now
         is_over = seen.since is not None and now - seen.since >= self._patience
         if count and (not missing or is_over):
-            contributions = {name: contribution for name, (contribution, _) in sorted(seen.found.items())}
-            return Due(number, contributions, dict(seen.damaged), tuple(missing))
+            bad = seen.damaged | self._astray(seen)
+            contributions = {name: one for name, (one, _) in sorted(seen.found.items()) if name not in bad}
+            return Due(number, contributions, bad, tuple(missing))
         seen.pause = _FIRST_PAUSE if count > before else min(1.5 * seen.pause, _LONGEST_PAUSE)
-        return Waiting(tuple(seen.found), tuple(missing), seen.pause)
+        return Waiting(tuple(sorted(seen.found)), tuple(missing), seen.pause)
 
     def close(self, due: Due, bad: Mapping[str, str]) -> Closing:
         """Closes a round. If another island was faster, its closing counts.
@@ -184,7 +193,7 @@ class Rounds:
         Raises:
             OSError: it may be closed, or not: call `poll` again.
         """
-        number, seen, shares = due.round, self._open.get(due.round, _Open()), read_table(self._place).islands
+        number, seen, shares = due.round, self._open.get(due.round, _Open()), self._islands()
         members = {
             name: Member(
                 share=shares[name],
@@ -210,11 +219,21 @@ class Rounds:
         closing_path(self._place, number).create(closing.content())
         written = self.closing(number)
         if written is None:
-            raise FileNotFoundError(2, 'the closing of a round was removed', str(closing_path(self._place, number)))
+            raise ObjectError(closing_path(self._place, number), 'it was removed')
         return written
 
-    def _look(self, number: int, name: str, seen: _Open) -> bool:
-        """Reads the contribution of an island. Returns whether there is one."""
+    def _islands(self) -> dict[str, int]:
+        """The share of each island."""
+        path = table_path(self._place)
+        table = Table.read(path)
+        if table is None:
+            raise ObjectError(path, 'it was removed')
+        return table.islands
+
+    def _has_contributed(self, number: int, name: str, seen: _Open) -> bool:
+        """Whether there is a contribution of an island, which is read once."""
+        if name in seen.found or name in seen.damaged:
+            return True
         try:
             found = read_contribution(self._place, number, name)
             if found is None:
@@ -223,6 +242,14 @@ class Rounds:
         except ObjectError as error:
             seen.damaged[name] = str(error)
         return True
+
+    def _astray(self, seen: _Open) -> dict[str, str]:
+        """Contributions that begin at other weights than most of them; of as many, than that of this island."""
+        anchors = Counter(contribution.anchor for contribution, _ in seen.found.values())
+        own = seen.found[self._name][0].anchor if self._name in seen.found else ''
+        usual = max(anchors, key=lambda anchor: (anchors[anchor], anchor == own, anchor), default='')
+        reason = f'it begins at other weights (digest {{}}) than those of the other islands ({usual})'
+        return {name: reason.format(one.anchor) for name, (one, _) in seen.found.items() if one.anchor != usual}
 
     def _is_waited_for(self, number: int, name: str) -> bool:
         try:
