@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -23,33 +23,21 @@ from pretrax.checkpoint.chunks import Index, overlap, within
 from pretrax.errors import UserError
 from pretrax.federation.encoding import Encoding, NotFiniteError, decode, encode, encoded_size
 from pretrax.federation.host_weights import Cuts, HostWeights, cells, refined
+from pretrax.federation.objects import Digest, ObjectError, Piece, Stored
 from pretrax.federation.outer import add_weighted
-from pretrax.storage import AnyPath, BucketPath
+from pretrax.storage import BucketPath
+from pretrax.storage.shared_path import ConditionalPath
 
 _CHUNK = 4 << 20  # numbers of a chunk at most
 _OBJECT = 32 << 20  # bytes of an object at most, unless a chunk is larger
 _THREADS = 8
-_LARGEST_INDEX = 128 << 20  # bytes
-
-type Digest = Annotated[str, pydantic.Field(pattern='^[0-9a-f]{32}$')]
 
 
-class Piece(pydantic.BaseModel):
-    """What one process has written: key of its index below the place of the federation, bytes, and XXH3 digest."""
-
-    model_config = pydantic.ConfigDict(extra='forbid', frozen=True)
-
-    object: Annotated[str, pydantic.Field(max_length=400)]
-    size: Annotated[int, pydantic.Field(ge=0, le=_LARGEST_INDEX)]
-    xxh3: Digest
-
-
-class _Listing(pydantic.BaseModel):
+class _Listing(Stored):
     """An index. Attributes: the grids of arrays, by name; of each object, the digests of its chunks, 'NAME/CELL'."""
 
-    model_config = pydantic.ConfigDict(extra='forbid', frozen=True)
+    largest: ClassVar[int] = 128 << 20
 
-    format: Literal[1] = 1
     encoding: Encoding
     arrays: dict[str, tuple[tuple[Annotated[int, pydantic.Field(ge=0, le=1 << 52)], ...], ...]]
     objects: list[dict[str, Digest]]
@@ -59,15 +47,15 @@ class DamagedPiecesError(UserError):
     """Chunks are missing, damaged, incomplete or not finite. The message names their author and the object."""
 
 
-class Written(pydantic.BaseModel):
-    """Attributes: what to list; bytes of all objects of this process."""
+class Written(NamedTuple):
+    """What this process has written: its index, and the bytes of all objects."""
 
     piece: Piece
     size: int
 
 
 def write(
-    place: AnyPath, prefix: str, weights: HostWeights, encoding: Encoding, residual: HostWeights | None = None
+    place: ConditionalPath, prefix: str, weights: HostWeights, encoding: Encoding, residual: HostWeights | None = None
 ) -> Written:
     """Encodes and writes the parts that this process owns, in parallel. All processes call it with the same prefix.
 
@@ -95,7 +83,7 @@ def write(
 
     def write_object(number: int, keys: Sequence[tuple[str, Index]]) -> dict[str, str]:
         contents = [content(*key) for key in keys]
-        _write(place / f'{folder}/{number}', np.concatenate(contents).tobytes())
+        (place / f'{folder}/{number}').write_bytes(np.concatenate(contents).tobytes())
         return {
             _key(name, chunks[name].cuts, cell): xxhash.xxh3_128_hexdigest(encoded)
             for (name, cell), encoded in zip(keys, contents, strict=True)
@@ -114,15 +102,15 @@ def write(
         finally:
             pool.shutdown(cancel_futures=True)
     listing = _Listing(encoding=encoding, arrays={name: a.cuts for name, a in chunks.items()}, objects=listed)
-    index = listing.model_dump_json().encode()
-    _write(place / f'{folder}/index.json', index)
+    index = listing.content()
+    (place / f'{folder}/index.json').write_bytes(index)
     piece = Piece(object=f'{folder}/index.json', size=len(index), xxh3=xxhash.xxh3_128_hexdigest(index))
     size = len(index) + sum(encoded_size(_volume(cell), encoding) for _, cell in own)
     return Written(piece=piece, size=size)
 
 
 def add(
-    place: AnyPath, pieces: Sequence[Piece], totals: HostWeights, author: str, weight: float | np.float32 = 1.0
+    place: ConditionalPath, pieces: Sequence[Piece], totals: HostWeights, author: str, weight: float | np.float32 = 1.0
 ) -> int:
     """totals += weight * (the numbers that an author has written), in place and in parallel.
 
@@ -140,12 +128,12 @@ def add(
     return _read(place, pieces, totals, author, lambda total, values: add_weighted(total, np.float32(weight), values))
 
 
-def read(place: AnyPath, pieces: Sequence[Piece], targets: HostWeights, author: str) -> int:
+def read(place: ConditionalPath, pieces: Sequence[Piece], targets: HostWeights, author: str) -> int:
     """Replaces the targets by the numbers that an author has written. As `add`."""
     return _read(place, pieces, targets, author, np.copyto)
 
 
-def check(place: AnyPath, pieces: Sequence[Piece], like: HostWeights, author: str) -> int:
+def check(place: ConditionalPath, pieces: Sequence[Piece], like: HostWeights, author: str) -> int:
     """Reads what `add` would read, and raises the same errors. As `add`."""
     return _read(place, pieces, like, author, lambda target, values: None)
 
@@ -162,7 +150,7 @@ class _Chunk:
 
 
 def _read(
-    place: AnyPath,
+    place: ConditionalPath,
     pieces: Sequence[Piece],
     targets: HostWeights,
     author: str,
@@ -181,12 +169,14 @@ def _read(
 class _Reader:
     """Finds and reads the chunks that overlap the targets."""
 
-    def __init__(self, place: AnyPath, pieces: Sequence[Piece], targets: HostWeights, author: str, use: Callable):
+    def __init__(
+        self, place: ConditionalPath, pieces: Sequence[Piece], targets: HostWeights, author: str, use: Callable
+    ):
         self._place, self._pieces, self._targets, self._author, self._use = place, pieces, targets, author, use
         self.size = 0  # bytes of the indices
         self._encoding: Encoding = 'f32'
 
-    def find(self) -> list[tuple[AnyPath, list[_Chunk]]]:
+    def find(self) -> list[tuple[ConditionalPath, list[_Chunk]]]:
         """The chunks to read, in ranges of objects. Indices are read until all chunks are found."""
         first = jax.process_index() % max(1, len(self._pieces))  # on the same mesh, it has most of what is needed
         arrays: Mapping[str, Cuts] | None = None
@@ -207,7 +197,7 @@ class _Reader:
                 return ranges
         raise self._damaged(next(iter(missing)) if missing else 'it', 'no process has written it')
 
-    def read(self, path: AnyPath, chunks: list[_Chunk]) -> int:
+    def read(self, path: ConditionalPath, chunks: list[_Chunk]) -> int:
         """Reads adjacent chunks of an object. Returns their bytes."""
         start, stop = chunks[0].offset, chunks[-1].offset + chunks[-1].size
         try:
@@ -239,9 +229,9 @@ class _Reader:
         if xxhash.xxh3_128_hexdigest(content) != piece.xxh3:
             raise self._damaged(piece.object, 'it differs from what was written')
         try:
-            return _Listing.model_validate_json(content)
-        except pydantic.ValidationError as error:
-            raise self._damaged(piece.object, str(error.errors()[0]['msg'])) from None
+            return _Listing.parse(content, self._place / piece.object)
+        except ObjectError as error:
+            raise self._damaged(piece.object, str(error)) from None
 
     def _needed(self, piece: Piece, arrays: Mapping[str, Cuts]) -> dict[str, tuple[str, Index]]:
         """The chunks that overlap the targets, by key."""
@@ -275,7 +265,7 @@ class _Reader:
             offset += size
 
     def _damaged(self, what: str, reason: str) -> DamagedPiecesError:
-        return DamagedPiecesError(f'{self._author} cannot be used\n{what}: {reason}')
+        return DamagedPiecesError(f'{self._author} cannot be used: {what}: {reason}')
 
 
 def _bounded(cuts: Cuts, largest: int) -> Cuts:
@@ -327,12 +317,7 @@ def _adjacent(chunks: Sequence[_Chunk]) -> Iterator[list[_Chunk]]:
         yield run
 
 
-def _write(path: AnyPath, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-
-
-def _read_range(path: AnyPath, start: int, stop: int) -> bytes:
+def _read_range(path: ConditionalPath, start: int, stop: int) -> bytes:
     if isinstance(path, BucketPath):
         return path.read_range(start, stop)
     with path.open('rb', buffering=0) as stream:

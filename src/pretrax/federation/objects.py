@@ -160,7 +160,7 @@ class Piece(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra='forbid', frozen=True)
 
-    object: Annotated[str, pydantic.Field(max_length=400)]
+    object: Annotated[str, pydantic.Field(max_length=400, pattern=r'^(rounds|anchors)(/[\w-][\w.-]*)+$')]
     size: Count
     xxh3: Digest
 
