@@ -82,7 +82,7 @@ def slow_calls(factor, between):
     ends = pending = 0.0  # when the device ends all its work, and the step that the loop has not read
     for number in range(60):
         work = between.get(number)
-        if work == 'evaluation':  # reads the newest step; then the clock stops
+        if work in ('evaluation', 'state in memory'):  # reads the newest step; then the clock stops
             clock.now, clock.done, pending = ends, number, 0.0
         elif work == 'layer statistics':
             ends += 1.7
@@ -100,6 +100,14 @@ def slow_calls(factor, between):
 def test_what_is_done_between_steps_makes_no_step_slow(work):
     assert slow_calls(1.5, dict.fromkeys((20, 30, 40), work)) == []
     assert slow_calls(1.5, {20: work, 30: 'slow'}) == slow_calls(1.5, {30: 'slow'}) == [32]
+
+
+@pytest.mark.parametrize('every', [1, 2, 7])
+def test_states_in_memory_hide_no_slow_step(every):
+    states = dict.fromkeys(range(0, 60, every), 'state in memory')
+    assert slow_calls(1.5, states) == []
+    [number] = slow_calls(1.5, states | {31: 'slow'})
+    assert number in (32, 33)  # one sooner if it is read before a state is kept
 
 
 def test_steps_that_end_two_at_a_time_take_half_of_the_time_each():

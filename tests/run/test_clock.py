@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from pretrax import config_from_values, pretrain
-from pretrax.checkpoint import read_description, steps_in
+from pretrax.checkpoint import Memory, read_description, steps_in
+from pretrax.checkpoint.memory_pieces import VARIABLE
 from pretrax.observe import attempts
 from pretrax.observe.attempts import note, read_attempts
 from pretrax.observe.goodput import goodput
@@ -118,6 +119,28 @@ def test_a_wait_for_a_batch_is_counted_from_when_the_device_has_nothing_to_do(tm
     assert clock.done == 1
     clock.stepped(1, pytest.fail)
     assert 0.05 <= clock.seconds()['data'] < 0.1
+
+
+def test_the_wait_for_a_state_in_memory_is_before_the_line_of_a_step_and_not_in_its_time(small, tmp_path, monkeypatch):
+    logged, metrics = [], Path(small['run_dir']) / 'metrics.jsonl'
+
+    def settle(memory):
+        time.sleep(0.1)
+        logged.append(max((line['step'] for line in read_metrics(metrics)), default=0))
+
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setattr(Memory, 'settle', settle)
+    pretrain(config_from_values(small | {'checkpoint': {'every': 0, 'memory': {'every': 1}}}), progress=Quiet())
+    assert logged == [0, 1, 2, 3, 4, 6]  # before the last checkpoint, all are logged
+    assert read_metrics(metrics)[-1]['seconds/checkpoint'] >= 6 * 0.1
+
+
+def test_a_state_in_memory_is_no_interruption_after_which_slow_steps_are_not_looked_for(tmp_path):
+    clock, counts = Clock(tmp_path, writes=True, step=0, description={}), []
+    for work in ('_remember', '_save', 'remember', 'trace'):
+        with clock.paused(work, 1):
+            counts.append(clock.interruptions)
+    assert counts == [0, 1, 1, 2]
 
 
 def test_torn_and_foreign_events_do_not_prevent_a_start(small):

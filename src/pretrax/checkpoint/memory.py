@@ -93,14 +93,16 @@ class Memory(contextlib.AbstractContextManager['Memory']):
         return self._peers.states()
 
     def is_due(self, step: int) -> bool:
-        """Whether to save the state of a step.
+        """Whether to save the state of a step."""
+        return bool(self._every) and step >= self._due
 
-        With a fixed interval, it first waits until the state before is whole: the step is logged after that.
+    def settle(self) -> None:
+        """With a fixed interval, waits until the newest state is whole.
+
+        Call it before a step is logged whose state is due: a kill then costs no more steps than the interval.
         """
-        is_due = bool(self._every) and step >= self._due
-        if is_due and self._fixed:  # a kill then costs no more steps than this
+        if self._fixed:
             self.wait()
-        return is_due
 
     def save(self, step: int, state: Any, description: dict[str, Any], is_finite: jax.Array) -> None:
         """Starts to write this process's piece, and returns when the next step may reuse the memory of the state.

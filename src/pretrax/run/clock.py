@@ -31,7 +31,7 @@ class Clock:
         restore: seconds of them in which the state was restored.
 
     Attributes:
-        interruptions: how often something was done between steps: a pause, or layer statistics.
+        interruptions: how often something was done between steps: a long pause, or layer statistics.
         done: the number of steps that the device is known to have computed.
     """
 
@@ -115,7 +115,7 @@ class Clock:
     def paused(self, work: str, step: int) -> Iterator[None]:
         """Time inside this context does not count. `pauses.jsonl` lists it."""
         began = time.perf_counter()
-        self.interruptions += 1
+        self.interruptions += work.strip('_') not in _SHORT  # which change the time of no step
         yield
         seconds = time.perf_counter() - began
         self._since += seconds

@@ -103,6 +103,7 @@ class _Loop:
                 if self.session.is_checkpoint_due(number) or stop:
                     self._pause_clock(self._save, number)
                 if self.session.memory.is_due(number):
+                    self._settle(number)
                     self._pause_clock(self._remember, number)
                 if stop:
                     break
@@ -134,6 +135,12 @@ class _Loop:
         loss = self.validation.get('val_loss') if is_evaluated else None
         description = {'val_loss': loss, 'rollbacks': self.rollbacks, **self.metrics.description()}
         save(self.run, self.checkpoints, number, self.state, description, self.report)
+
+    def _settle(self, number: int) -> None:
+        """Waits for the state in memory before this one, before this step is logged."""
+        self.metrics.wait()
+        with self.metrics.clock.paused('remember', number):
+            self.session.memory.settle()
 
     def _remember(self, number: int) -> None:
         description = {'rollbacks': self.rollbacks, **self.metrics.description()}

@@ -112,6 +112,13 @@ class StepMetrics:
         self.read(newest=(number, metrics))
         self._pending = number, metrics
 
+    def wait(self) -> None:
+        """Waits for the pending step to end, without logging it."""
+        if self._pending is not None:
+            with explaining_full_memory(self._run, 'training', self._program):
+                jax.block_until_ready(self._pending[1])
+            self.clock.ended(self._pending[0])
+
     def read(self, newest: tuple[int, dict[str, jax.Array]] | None = None) -> None:
         """Waits for the pending step to end, and logs its metrics if it is one of every `log.every` steps.
 
