@@ -1,28 +1,41 @@
-"""Flips single bits while a model trains, and counts which of them replays see, and which device they blame.
+"""Flips single bits while a model trains, and counts which of them are seen, and which device is blamed.
 
-    uv run python benchmarks/bit_flips.py --flips 10000 --clean 1000
+    uv run python benchmarks/bit_flips.py                                                # an hour
+    uv run python benchmarks/bit_flips.py --flips 500 --state-flips 500 --clean 5000     # minutes
 
 The model is small, and the devices are simulated on CPUs: what is measured is whether a flip is seen, not time.
-A flip is in a result of one equation on one device (an activation, a gradient, a gathered weight), in one turn of its
-loops, and happens once (in one of the runs of a replay) or always (in all of them). Other flips are in one replica of
-an array of the state. A flip that changes no value that a device sends or returns changes no gradient: for these
-flips, the gradients themselves are compared bit for bit.
+
+- A flip in the computation is in a result of one equation on one device (an activation, a gradient, a gathered weight),
+  in one turn of its loops, and happens once (in one of the runs of a replay) or always (in all of them). A flip that
+  changes no value that a device sends or returns changes no gradient: for flips that are not seen, these values are
+  compared bit for bit.
+- A flip in the state is in one replica of an array of the weights or of the optimizer's state.
+- A flip in a file is in any byte of a checkpoint.
+- Runs without a fault, on four meshes, train and replay each of their steps.
+
+Chunks of the campaign have seeds of their own, and each is added to `--chunks` when it is done: the same command
+continues after an interruption, and larger numbers add to what is there. Delete the file to begin again.
 """
 
 import argparse
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
+import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 if __name__ == '__main__':  # before JAX is imported
     os.environ['JAX_PLATFORMS'] = 'cpu'
-    os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
+    os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +44,8 @@ from jax.experimental import io_callback
 from result_files import circumstances, write_result
 
 from pretrax import config_from_values
+from pretrax.checkpoint import DamagedError, steps_in, verify
+from pretrax.observe.metrics import read_metrics
 from pretrax.run.clock import Clock
 from pretrax.run.replay import Replay
 from pretrax.run.setup import prepare
@@ -188,6 +203,17 @@ class Campaign(contextlib.AbstractContextManager['Campaign']):
     def __exit__(self, *error: Any) -> None:
         self._mesh.__exit__(*error)
 
+    @functools.cached_property
+    def sent(self) -> tuple[Callable[[], np.ndarray], np.ndarray]:
+        """A function that returns all bits that devices send and return, and these bits now."""
+        digest, digests.digest = digests.digest, all_bits
+        try:
+            program = make_replay(self.run.recipe)[0]
+            compiled = program.lower(self.state, self.batch, np.bool_(False)).compile()
+        finally:
+            digests.digest = digest
+        return (sent := lambda: np.asarray(compiled(self.state, self.batch, np.bool_(False)))), sent()
+
     def find(self, state: TrainState | None = None) -> dict[str, Any]:
         """Replays a step, and returns the difference that was found; {}: none."""
         self.replay.replays = 0  # every second replay rotates the data
@@ -205,8 +231,6 @@ class Campaign(contextlib.AbstractContextManager['Campaign']):
 def flip_in_replays(campaign: Campaign, flips: Flips, count: int, rng: np.random.Generator) -> dict[str, Any]:
     """Faults that happen in one run of a replay, and faults that happen in all: how many are seen and blamed."""
     places = flips.places
-    truth: Any = None
-    clean = np.zeros(0)
     unseen: collections.Counter[str] = collections.Counter()
     counts: collections.Counter[str] = collections.Counter()
     for _ in range(count):
@@ -219,28 +243,15 @@ def flip_in_replays(campaign: Campaign, flips: Flips, count: int, rng: np.random
         if found:
             counts[f'{kind}, seen, {campaign.verdict(found, fault["device"])}'] += 1
         else:
-            if truth is None:
-                flips.rest()
-                truth = make_truth(campaign)
-                clean = truth()
+            flips.rest()
+            sent, clean = campaign.sent
             flips.aim(**fault)
-            changes = not np.array_equal(truth(), clean)
+            changes = not np.array_equal(sent(), clean)
             counts[f'{kind}, {"not seen" if changes else "changes nothing"}'] += 1
             unseen[places[fault['place']].name.split()[0]] += changes
         flips.rest()
     of_unseen = {f'not seen, in {name}': count for name, count in sorted(unseen.items()) if count}
     return {'places': len(places), **dict(sorted(counts.items())), **of_unseen}
-
-
-def make_truth(campaign: Campaign) -> Any:
-    """A function that returns all bits that the devices send and return, with the fault at that time."""
-    digest, digests.digest = digests.digest, all_bits
-    try:
-        program = make_replay(campaign.run.recipe)[0]
-        compiled = program.lower(campaign.state, campaign.batch, np.bool_(False)).compile()
-    finally:
-        digests.digest = digest
-    return lambda: np.asarray(compiled(campaign.state, campaign.batch, np.bool_(False)))
 
 
 def flipped_replica(x: jax.Array, at: jax.Device, rng: np.random.Generator) -> jax.Array:
@@ -267,12 +278,102 @@ def flip_in_state(campaign: Campaign, count: int, rng: np.random.Generator) -> d
     return {'arrays': len(replicated), **dict(sorted(counts.items()))}
 
 
+def flip_in_files(checkpoints: Path, count: int, rng: np.random.Generator) -> dict[str, int]:
+    """Faults in any bytes of the files of a checkpoint: how many are seen, and whether the file is named."""
+    [step] = steps_in(checkpoints)
+    files = sorted(path for path in (checkpoints / str(step)).rglob('*') if path.is_file())
+    sizes = np.array([path.stat().st_size for path in files])
+    counts: collections.Counter[str] = collections.Counter()
+    for number in range(count):
+        # Half of them in bytes drawn from all, half in files drawn from all: small files get their share.
+        file = files[rng.choice(len(files), p=sizes / sizes.sum() if number % 2 else None)]
+        content = file.read_bytes()
+        changed = bytearray(content)
+        changed[rng.integers(len(changed))] ^= 1 << int(rng.integers(8))
+        file.write_bytes(changed)
+        try:
+            verify(checkpoints, step)
+            counts['not seen'] += 1
+        except DamagedError as error:
+            counts['that file named' if file.name in str(error) else 'seen'] += 1
+        file.write_bytes(content)
+    return {'injected': count, **dict(sorted(counts.items()))}
+
+
 def replay_without_faults(campaign: Campaign, count: int) -> dict[str, int]:
     """Replays of different batches. Each one runs the program three times."""
     for number in range(count):
         campaign.batch = campaign.run.batch(number)
         campaign.replay.check(number + 1, campaign.state, campaign.batch)
     return {'replays': campaign.replay.replays, 'differences': campaign.replay.differences}
+
+
+def train_tiny_run(directory: Path, steps: int, seed: int, mesh: dict[str, int], model: dict[str, Any]) -> Path:
+    """Trains a run that replays each of its steps, in a process of its own. Returns its directory."""
+    values = {
+        'name': 'clean', 'run_dir': str(directory / 'run'), 'steps': steps, 'mesh': mesh, 'seed': seed,
+        'precision': {'compute': 'f32'}, 'data': {'name': 'synthetic', 'vocab_size': 64},
+        'model': {'family': 'llama', 'n_layers': 2, 'd_model': 16, 'attention': {'n_heads': 2}} | model,
+        'batch': {'tokens': 128, 'sequence_length': 16}, 'optimizer': {'learning_rate': 1e-3},
+        'eval': {'every': 0}, 'log': {'every': min(steps, 100), 'report': False},
+        'faults': {'replay': {'every': 1, 'quarantine_after': 10**9}},
+    }  # fmt: skip
+    directory.mkdir(parents=True)
+    (directory / 'run.yaml').write_text(json.dumps(values))
+    flags = f'--xla_force_host_platform_device_count={np.prod(list(mesh.values()))}'
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags, 'XDG_CACHE_HOME': str(directory.parent)}
+    command = [sys.executable, '-c', 'from pretrax.cli import main; main()', 'train', str(directory / 'run.yaml')]
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+    return directory / 'run'
+
+
+SMALLEST: tuple[dict[str, int], dict[str, Any]] = ({'d': 2}, {})  # a mesh, and changes of the model
+EXPERTS = {'experts': {'n_experts': 4, 'experts_per_token': 2}, 'dropout': 0.1}
+CLEAN = (SMALLEST, ({'d': 2, 't': 2}, {}), SMALLEST, ({'d': 2, 'p': 2}, {}), SMALLEST, ({'d': 2, 'e': 2}, EXPERTS))
+
+type Chunks = Iterator[tuple[int, np.random.Generator]]  # number and seed
+
+
+def chunks_of_computation(directory: Path, size: int, chunks: Chunks) -> Iterator[dict[str, Any]]:
+    with Flips() as flips, Campaign(directory, d=4, t=2) as campaign:
+        places = flips.places
+        for _, rng in chunks:
+            flips.places = places  # `sent` traces the program again
+            yield flip_in_replays(campaign, flips, size, rng)
+
+
+def chunks_of_state(directory: Path, size: int, chunks: Chunks) -> Iterator[dict[str, Any]]:
+    with Campaign(directory, r=4, d=2) as campaign:
+        for _, rng in chunks:
+            yield flip_in_state(campaign, size, rng)
+
+
+def chunks_of_files(directory: Path, size: int, chunks: Chunks) -> Iterator[dict[str, Any]]:
+    run = train_tiny_run(directory / 'files', 2, 0, *SMALLEST)
+    for _, rng in chunks:
+        yield flip_in_files(run / 'checkpoints', size, rng)
+
+
+def chunks_of_clean_steps(directory: Path, size: int, chunks: Chunks) -> Iterator[dict[str, Any]]:
+    for number, _ in chunks:
+        mesh, model = CLEAN[number % len(CLEAN)]
+        run = train_tiny_run(directory / str(number), size, number, mesh, model)
+        last = read_metrics(run / 'metrics.jsonl')[-1]
+        name = ' '.join(f'{axis}={size}' for axis, size in mesh.items())
+        yield {
+            'replays': last['replays'],
+            'differences': last['replay_differences'],
+            f'replays, {name}': last['replays'],
+        }
+
+
+# Each part: how many there are in a chunk, and what makes them.
+PARTS: dict[str, tuple[int, Callable[[Path, int, Chunks], Iterator[dict[str, Any]]]]] = {
+    'computation, d=4 t=2': (250, chunks_of_computation),
+    'state, r=4 d=2': (250, chunks_of_state),
+    'files of a checkpoint': (250, chunks_of_files),
+    'no fault': (5000, chunks_of_clean_steps),
+}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -284,26 +385,47 @@ def table(result: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def chunks_in(file: Path, part: str) -> list[dict[str, int]]:
+    """The counts of the chunks of a part that are done."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [row['counts'] for row in rows if row['part'] == part]
+
+
+def summed(rows: list[dict[str, int]]) -> dict[str, int]:
+    """The counts of chunks together. `places` and `arrays` are the same in all of them."""
+    names = dict.fromkeys(name for row in rows for name in sorted(row))
+    return {
+        name: max(row.get(name, 0) for row in rows)
+        if name in ('places', 'arrays')
+        else sum(row.get(name, 0) for row in rows)
+        for name in names
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--flips', type=int, default=1000, help='in the replayed program')
-    parser.add_argument('--state-flips', type=int, default=1000, help='in replicas of the state')
-    parser.add_argument('--clean', type=int, default=1000, help='replays without a fault')
-    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--flips', type=int, default=10000, help='in the replayed program')
+    parser.add_argument('--state-flips', type=int, default=2000, help='in replicas of the state')
+    parser.add_argument('--file-flips', type=int, default=2000, help='in files of a checkpoint')
+    parser.add_argument('--clean', type=int, default=100000, help='replayed steps without a fault')
     parser.add_argument('--directory', type=Path, default=Path(__file__).parent / 'results')
-    arguments = parser.parse_args()
-    rng, parts = np.random.default_rng(arguments.seed), {}
-    with tempfile.TemporaryDirectory() as directory:
-        began = time.perf_counter()
-        with Flips() as flips, Campaign(Path(directory) / 'a', d=4, t=2) as campaign:
-            parts['computation, d=4 t=2'] = flip_in_replays(campaign, flips, arguments.flips, rng)
-        print(parts, f'{time.perf_counter() - began:.0f} s', flush=True)
-        with Campaign(Path(directory) / 'b', r=4, d=2) as campaign:
-            parts['state, r=4 d=2'] = flip_in_state(campaign, arguments.state_flips, rng)
-        print(parts, f'{time.perf_counter() - began:.0f} s', flush=True)
-        with Campaign(Path(directory) / 'c', d=4, t=2) as campaign:
-            parts['no fault, d=4 t=2'] = replay_without_faults(campaign, arguments.clean)
-    write_result({**circumstances(), 'parts': parts}, table, arguments.directory, 'bit-flips')
+    parser.add_argument('--chunks', type=Path, help='what was done so far; default: bit-flips.jsonl in --directory')
+    asked = parser.parse_args()
+    file = asked.chunks or asked.directory / 'bit-flips.jsonl'
+    wanted = (asked.flips, asked.state_flips, asked.file_flips, asked.clean)
+    for (part, (size, make)), count in zip(PARTS.items(), wanted, strict=True):
+        first, began = len(chunks_in(file, part)), time.perf_counter()
+        numbers = range(first, -(-count // size))
+        if not numbers:
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            seeds = ((number, np.random.default_rng([list(PARTS).index(part), number])) for number in numbers)
+            for counts in make(Path(directory), size, seeds):
+                with file.open('a') as lines:
+                    lines.write(json.dumps({'part': part, 'counts': counts}) + '\n')
+                print(f'{time.perf_counter() - began:.0f} s: {part}: {counts}', flush=True)
+    parts = {part: summed(chunks_in(file, part)) for part in PARTS}
+    write_result({**circumstances(), 'parts': parts}, table, asked.directory, 'bit-flips')
 
 
 if __name__ == '__main__':

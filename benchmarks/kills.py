@@ -1,7 +1,7 @@
 """Kills processes of real runs at random moments, and compares every loss with that of an undisturbed run.
 
-    uv run python benchmarks/kills.py                       # 500 kills, hours
-    uv run python benchmarks/kills.py muon fp16 --kills 20  # some features, 20 kills in all
+    uv run python benchmarks/kills.py                       # 500 kills, an hour
+    uv run python benchmarks/kills.py muon fp16 --kills 20  # some features, until there are 20 kills of them
 
 For each feature of `FEATURES`, a small run trains in two processes, or `--processes`, under `pretrax launch local`.
 SIGKILL ends one process, another one while the run starts again, all processes, or a standby; the moments come from
@@ -9,6 +9,9 @@ the seed. After each kill it waits until the run has logged a step that it had n
 that were trained again. In the end, an undisturbed run of the same length has to have the same loss in every step:
 the exit code is 1 if one differs, or if a run does not recover. `--minutes` ends the campaign early, with the kills
 that it had time for.
+
+A row is added to `kills.jsonl` for each `--each` kills of a feature. The same command continues after an interruption,
+and a larger number adds to what is there. Delete the file to begin again.
 """
 
 import argparse
@@ -77,7 +80,7 @@ def prepared(feature: str, name: str, directory: Path, processes: int, seed: int
     (place / 'run.yaml').write_text(json.dumps(values(feature, place)))
     environment = os.environ | {
         'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_backend_optimization_level=0', 'PYTHONPATH': str(TESTS),
-        'XDG_CACHE_HOME': str(directory / 'cache'),
+        'XDG_CACHE_HOME': str(directory.parent / 'cache'),
     }  # fmt: skip
     kinds = [kind for kind, times in KINDS.items() for _ in range(times)]
     options = argparse.Namespace(processes=processes, kinds=kinds)
@@ -146,8 +149,8 @@ def forked_campaign(feature: str, kills: int, end: float, directory: Path, seed:
     config = values(feature, directory) | {'mesh': {'r': 1, 'd': 1}}
     killed, lost, times, newest = collections.Counter(), [], [], 0
     environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_backend_optimization_level=0'}
-    environment |= {'PYTHONPATH': str(TESTS), 'XDG_CACHE_HOME': str(directory / 'cache')}
-    command = [sys.executable, TESTS / 'run' / 'nursery.py', directory / 'cache']
+    environment |= {'PYTHONPATH': str(TESTS), 'XDG_CACHE_HOME': str(directory.parent / 'cache')}
+    command = [sys.executable, TESTS / 'run' / 'nursery.py', directory.parent / 'cache']
     with (
         tempfile.TemporaryDirectory(dir='/dev/shm') as memory,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as nursery,
@@ -201,40 +204,62 @@ def table(result: dict[str, Any]) -> str:
         '| feature | kills | survived | steps | different | steps lost: median, most | seconds, median |',
         '|---|---|---|---|---|---|---|',
     ]  # fmt: skip
-    for row in result['features']:
-        lost, times = row['lost'] or [0], row['recovered'] or [0.0]
+    for feature in dict.fromkeys(row['feature'] for row in result['features']):
+        row = together([row for row in result['features'] if row['feature'] == feature])
         lines.append(
-            f'| {row["feature"]} | {sum(row["kills"].values())} | {row["survived"]} | {row["steps"]} | '
-            f'{row["different"]} | {statistics.median(lost):g}, {max(lost)} | {statistics.median(times):.1f} |'
+            f'| {feature} | {row["kills"].total()} | {row["survived"]} | {row["steps"]} | {row["different"]} | '
+            f'{statistics.median(row["lost"] or [0]):g}, {max(row["lost"], default=0)} | '
+            f'{statistics.median(row["recovered"] or [0.0]):.1f} |'
         )
-    total = [sum(sum(row['kills'].values()) for row in result['features'])]
-    total += [sum(row[key] for row in result['features']) for key in ('survived', 'steps', 'different')]
-    return '\n'.join([*lines, f'| all | {" | ".join(map(str, total))} | | |']) + '\n'
+    row = together(result['features'])
+    total = row['kills'].total(), row['survived'], row['steps'], row['different']
+    lost = collections.Counter(row['lost'])
+    counted = ', '.join(f'{steps}: {lost[steps]}' for steps in sorted(lost))
+    lines += [f'| all | {" | ".join(map(str, total))} | | |', '', f'Steps lost, and after how many kills: {counted}.']
+    return '\n'.join(lines) + '\n'
+
+
+def together(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The sums of rows, with all their lists."""
+    kills = sum((collections.Counter(row['kills']) for row in rows), collections.Counter())
+    lists = {key: [one for row in rows for one in row[key]] for key in ('lost', 'recovered')}
+    return {'kills': kills, **lists} | {
+        key: sum(row[key] for row in rows) for key in ('survived', 'steps', 'different')
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument('features', nargs='*', choices=[[], *FEATURES], help='default: all')
-    parser.add_argument('--kills', type=int, default=500, help='in all')
+    parser.add_argument('--kills', type=int, default=500, help='of these features in all, with those in the rows')
+    parser.add_argument('--each', type=int, default=25, help='kills of a run')
     parser.add_argument('--processes', type=int, default=2)
     parser.add_argument('--forked', action='store_true', help='one process without a launcher, in a second an attempt')
     parser.add_argument('--minutes', type=float, default=float('inf'), help='after which no further kill is made')
-    parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--out', type=Path, default=Path(__file__).parent / 'results')
     asked = parser.parse_args()
-    features, began = asked.features or list(FEATURES), time.monotonic()
-    rows = []
-    for number, feature in enumerate(features):
-        kills = asked.kills // len(features) + (number < asked.kills % len(features))
-        left = 60 * asked.minutes - (time.monotonic() - began)
-        end = time.monotonic() + left / (len(features) - number)
-        with tempfile.TemporaryDirectory(prefix='kills-') as directory:
+    features, end = asked.features or list(FEATURES), time.monotonic() + 60 * asked.minutes
+    name = 'kills-forked' if asked.forked else f'kills-{asked.processes}-processes'
+    file = asked.out / f'{name}.jsonl'
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    with tempfile.TemporaryDirectory(prefix='kills-') as temporary:
+        while time.monotonic() < end:
+            kills = {feature: together([row for row in rows if row['feature'] == feature])['kills'].total()
+                     for feature in features}  # fmt: skip
+            left, feature = asked.kills - sum(kills.values()), min(kills, key=lambda feature: kills[feature])
+            if left <= 0:
+                break
+            seed = sum(row['feature'] == feature for row in rows)
+            directory, each = Path(temporary) / f'{feature}-{seed}', min(left, asked.each)
+            directory.mkdir()
             if asked.forked:
-                rows.append(forked_campaign(feature, kills, end, Path(directory), asked.seed))
+                rows.append(forked_campaign(feature, each, end, directory, seed))
             else:
-                rows.append(campaign(feature, kills, end, Path(directory), asked.processes, asked.seed))
+                rows.append(campaign(feature, each, end, directory, asked.processes, seed))
+            with file.open('a') as lines:
+                lines.write(json.dumps(rows[-1]) + '\n')
     result = circumstances() | {'load': round(os.getloadavg()[2], 1), 'features': rows}
-    write_result(result, table, asked.out, 'kills-forked' if asked.forked else f'kills-{asked.processes}-processes')
+    write_result(result, table, asked.out, name)
     return any(row['different'] or row['survived'] < sum(row['kills'].values()) for row in rows)
 
 

@@ -1,0 +1,66 @@
+"""Long campaigns go on where they were interrupted, with seeds that were not used before."""
+
+import json
+import sys
+
+import pytest
+
+from benchmark_scripts import benchmark_script
+
+bit_flips, kills = benchmark_script('bit_flips'), benchmark_script('kills')
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    def run(script, *arguments):
+        monkeypatch.setattr(sys, 'argv', [script.__name__, *arguments])
+        return script.main()
+
+    return run
+
+
+def test_bit_flips_continue_after_an_interruption_and_count_together(run, monkeypatch, tmp_path):
+    draws = []
+
+    def make(directory, size, chunks):
+        for number, rng in chunks:
+            draws.append((number, int(rng.integers(10**9))))
+            if len(draws) == 3:
+                raise KeyboardInterrupt
+            yield {'injected': size, 'not seen': number}
+
+    monkeypatch.setattr(bit_flips, 'PARTS', dict.fromkeys(('a', 'b', 'c', 'd'), (10, make)))
+    counts = ['--flips', '45', '--state-flips', '0', '--file-flips', '0', '--clean', '0', '--directory', str(tmp_path)]
+    with pytest.raises(KeyboardInterrupt):
+        run(bit_flips, *counts)
+    run(bit_flips, *counts)
+    assert [number for number, _ in draws] == [0, 1, 2, 2, 3, 4]
+    assert draws[2] == draws[3]
+    assert len(set(draws)) == 5
+    [result] = tmp_path.glob('*.json')
+    assert json.loads(result.read_text())['parts']['a'] == {'injected': 50, 'not seen': 10}
+
+
+def test_kills_are_divided_among_features_and_continue_after_an_interruption(run, monkeypatch, tmp_path):
+    done = []
+
+    def campaign(feature, count, end, directory, processes, seed):
+        if len(done) == 3:
+            done.append(None)
+            raise KeyboardInterrupt
+        done.append((feature, count, seed))
+        return {
+            'feature': feature, 'kills': {'kill': count}, 'survived': count, 'steps': 9, 'different': 0,
+            'lost': [seed] * count, 'recovered': [1.0],
+        }  # fmt: skip
+
+    monkeypatch.setattr(kills, 'campaign', campaign)
+    arguments = ['dense', 'ema', '--kills', '25', '--each', '6', '--out', str(tmp_path)]
+    with pytest.raises(KeyboardInterrupt):
+        run(kills, *arguments)
+    assert run(kills, *arguments) == 0
+    expected = [('dense', 6, 0), ('ema', 6, 0), ('dense', 6, 1), None, ('ema', 6, 1), ('dense', 1, 2)]
+    assert done == expected
+    [table] = tmp_path.glob('*.md')
+    assert '| dense | 13 | 13 | 27 | 0 | 1, 2 | 1.0 |' in table.read_text()
+    assert 'Steps lost, and after how many kills: 0: 12, 1: 12, 2: 1.' in table.read_text()
