@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,13 @@ def test_the_manual_and_the_picture_show_the_results():
     )
     assert len(now) == 2 * len(benchmark.NAMES) * len(result['clusters'])
     assert then == pytest.approx(now, abs=2), result['command']  # versions of Matplotlib may differ by parts of a point
+
+
+def test_the_restart_of_the_plan_is_the_newest_one_that_was_measured():
+    newest = max(benchmark.RESULTS.parent.glob('recovery-local-*.json'))
+    seconds = [
+        loss['trains again']
+        for loss in json.loads(newest.read_text())['losses']
+        if (loss['engine'], loss['kept'], loss['lost']) == ('local', 'standbys, memory', 'process killed')
+    ]
+    assert CONSTANTS['restart'] == round(statistics.median(seconds), 1)
