@@ -2,14 +2,18 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from pretrax.cli import main
-from pretrax.config import from_values
+from pretrax.config import from_values, resolved_yaml
 from pretrax.errors import UserError
 from pretrax.run.loop import train
+from pretrax.run.saving import _described
 from pretrax.run.seen_batch import batch_of_step, seen_batch
+from pretrax.run.setup import prepare
 from runs import BIGRAM, Quiet
 
 
@@ -73,6 +77,21 @@ def test_a_text_that_has_changed_is_an_error(mixed):
     loud.write_text(loud.read_text().replace('A', 'B'))
     with pytest.raises(UserError, match='has changed since'):
         seen_batch(mixed['run_dir'], 1, None, print)
+
+
+def test_an_island_shows_the_rows_of_its_share(values, monkeypatch, tmp_path):
+    config = from_values(values | {'federation': {'bucket': str(tmp_path / 'shared'), 'islands': 3}})
+    run = prepare(config, print)
+    (run.run_dir / 'config.yaml').write_text(resolved_yaml(config))
+    with pytest.raises(UserError, match='an island without a checkpoint'):
+        seen_batch(str(run.run_dir), None, 4, print)
+    described = _described(run.with_share(2), SimpleNamespace(batch=5))
+    monkeypatch.setattr('pretrax.run.seen_batch.steps_in', lambda directory: [5])
+    monkeypatch.setattr('pretrax.run.seen_batch.read_description', lambda directory, step: described)
+    seen = seen_batch(str(run.run_dir), None, 4, print)
+    assert seen.rows(99).tokens.tolist() == np.asarray(run.with_share(2).batch(4).tokens).tolist()
+    whole = run.source.batch(4, slice(None), 3 * seen.n_rows)
+    assert seen.rows(99).tokens.tolist() == whole.tokens[2::3].tolist()
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,15 @@ class BatchesAlone(Source):
         return HostBatch(*(getattr(whole, name)[rows] for name in HostBatch._fields))
 
 
+REQUESTS = []
+
+
+@register('data', 'with-its-request')
+class WithItsRequest(BatchesAlone):
+    def __init__(self, request):
+        REQUESTS.append(request)
+
+
 @pytest.fixture
 def plain(values):
     return values | {
@@ -104,3 +113,16 @@ def test_gradients_in_bf16_are_reported_or_refused(plain):
         prepare(config_from_values(narrow | {'model': {'name': 'bigram-of-tests'}}), lambda text: None)
     with pytest.raises(UserError, match=r"precision.reduction is 'f16'; expected 'f32', 'bf16' or 'bf16_r_d'"):
         config_from_values(plain | {'precision': {'reduction': 'f16'}})
+
+
+def test_the_data_of_an_island_are_opened_for_all_islands(plain, tmp_path):
+    batch = {'tokens': [[0, 128], [3, 256]], 'sequence_length': 16}
+    more = {'data': {'name': 'with-its-request'}, 'steps': 10, 'batch': batch}
+    for section, islands in (({}, 1), ({'islands': 5}, 1), ({'islands': 5, 'bucket': str(tmp_path / 'shared')}, 5)):
+        run = prepare(config_from_values(plain | more | {'federation': section}), print)
+        request = REQUESTS[-1]
+        assert [request.rows_before(step) for step in (0, 1, 3, 5)] == [0, 8 * islands, 24 * islands, 56 * islands]
+        assert request.batch_rows == (3 * 8 + 7 * 16) / 10
+    island = run.with_share(3)
+    assert {each.source for each in (island, *island.smaller)} == {island.source}
+    assert (island.source.source, island.source.index, island.source.count) == (run.source, 3, 5)

@@ -500,6 +500,11 @@ class Federation(Section):
     )
 
     @property
+    def shares(self) -> int:
+        """The number of shares of the data: one without a federation."""
+        return 1 if self.bucket is None else self.islands
+
+    @property
     def rounds_apart(self) -> int:
         """Steps between two rounds."""
         return self.every // self.fragments

@@ -144,7 +144,7 @@ def _write_rows(run: Run, files: TeacherFiles | None, teacher: Teacher, k: int, 
 
     if files is not None and before:
         report(f'{files.place}: continues after {before:,} rows')
-    for number in range(config.steps):
+    for number in range(config.steps * config.federation.shares):
         host = read_sequences(run.source, *rows_of(config.batch, number), slice(None))
         missing = {digest: row for row, digest in enumerate(digests(host).tolist()) if digest not in known}
         if not missing:

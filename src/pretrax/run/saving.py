@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from pretrax import __version__
 from pretrax.checkpoint import Checkpoints, Keep, Memory, SaveError, memory_directory
 from pretrax.config.schema import Checkpoint
+from pretrax.data.batches.share import Share
 from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.run.setup import Run
 from pretrax.storage import AnyPath, BucketPath
@@ -78,6 +79,7 @@ def _described(run: Run, state: TrainState) -> dict[str, Any]:
         'begin_of_text': run.source.tokenizer_begin,
         'vocab_size': run.recipe.model.vocab_size,
         **(run.teaching.description if run.teaching else {}),
+        **({'share': run.source.index} if isinstance(run.source, Share) else {}),
     }
 
 

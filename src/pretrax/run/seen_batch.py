@@ -12,6 +12,7 @@ from pretrax.checkpoint import read_description, steps_in
 from pretrax.config import RunConfig, from_manifest, read_resolved, written_values
 from pretrax.config.batch import rows_of
 from pretrax.data.batches.sequences import read_sequences, sources_of_sequences
+from pretrax.data.batches.share import Share
 from pretrax.data.batches.source import HostBatch, Source
 from pretrax.data.tokens.flat_tokens import open_split
 from pretrax.errors import Report, UserError, printable
@@ -62,13 +63,19 @@ def seen_batch(path: str, step: int | None, batch: int | None, report: Report) -
     config = read_resolved(run_dir / CONFIG).model_copy(update={'run_dir': run_dir})
     checkpoints = run_dir / 'checkpoints'
     saved = steps_in(checkpoints)
-    fingerprint = read_description(checkpoints, saved[-1]).get('data') if saved else None
+    description = read_description(checkpoints, saved[-1]) if saved else {}
+    fingerprint, shares = description.get('data'), config.federation.shares
     source = open_source(_with_prepared_tokens(config, fingerprint), lambda text: None)
     if fingerprint is not None and source.fingerprint != fingerprint:
         raise UserError(
             f'{path} was trained on other tokens: the text or the tokenizer has changed since\n'
             'restore the text to see what the step saw'
         )
+    if shares > 1:
+        if 'share' not in description:
+            problem = f'{path} is an island without a checkpoint, and only a checkpoint has the number of its share'
+            raise UserError(f'{problem} of the data\nwait until it has saved one')
+        source = Share(source, description['share'], shares)
     return SeenBatch(batch, source, rows_of(config.batch, batch))
 
 

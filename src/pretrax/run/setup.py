@@ -31,6 +31,7 @@ from pretrax.cost.memory import Memory, expected_memory
 from pretrax.cost.step_facts import ComputeDtype, StepFacts
 from pretrax.data.batches.prefetch import Waiting, prefetch
 from pretrax.data.batches.sequences import check_row_order, read_sequences
+from pretrax.data.batches.share import Share
 from pretrax.data.batches.source import DataRequest, HostBatch, Source
 from pretrax.errors import Report, UserError
 from pretrax.infer.sample import check_can_sample
@@ -98,6 +99,12 @@ class Run:
         """The run for batches of the size of the batch with this number; see `config.batch`."""
         size = self.sizes.at(number)
         return self if size == self.size else next(run for run in self.smaller if run.size == size)
+
+    def with_share(self, index: int) -> 'Run':
+        """The run of an island, with its share of the data. It has not been replaced by a share yet."""
+        source = Share(self.source, index, self.config.federation.shares)
+        smaller = [dataclasses.replace(run, source=source) for run in self.smaller]
+        return dataclasses.replace(self, source=source, smaller=smaller)
 
     def tokens_before(self, number: int) -> int:
         """Tokens of all batches before the one with this number."""
@@ -381,10 +388,18 @@ class _AssumedData(NamedTuple):
 
 
 def open_source(config: RunConfig, report: Report) -> Source:
-    """Opens the data. The first process prepares it; the others then find it prepared."""
+    """Opens the data, of all islands together. The first process prepares it; the others then find it prepared."""
     directory, longest = working_directory(config.run_dir) / 'data', config.batch.largest.sequence_length
-    before = functools.partial(rows_before, config.batch)
-    request = DataRequest(config.seed, longest, directory, report, config.steps, before)
+    islands = config.federation.shares
+    request = DataRequest(
+        config.seed,
+        longest,
+        directory,
+        report,
+        steps=config.steps,
+        rows_before=lambda step: islands * rows_before(config.batch, step),
+        islands=islands,
+    )
 
     def build_source() -> Source:
         return build_component('data', config.data, request)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from pretrax.data.batches.share import Share
 from pretrax.data.batches.source import HostBatch, Source
 from pretrax.errors import UserError
 
@@ -50,22 +51,28 @@ def sources_of_sequences(source: Source, first: int, count: int, pieces: int, se
 def check_row_order(source: Source, name: str, sizes: Iterable[tuple[int, int]]) -> None:
     """Checks that a source gives the same rows in batches of different sizes. Reads at most eight rows per size.
 
+    The source of a share must do so for all islands, whose batches may have any size.
+
     Args:
         sizes: (first row, number of rows) of the first batch of each size.
 
     Raises:
         UserError: the rows differ.
     """
+    why, way_out = 'batches grow', ', or do not let batch.tokens grow'
+    if isinstance(source, Share):
+        why, way_out = 'islands may have batches of any size', ''
+        sizes = [(0, source.count), *((first * source.count, count * source.count) for first, count in sizes)]
+        source = source.source
     for small, large in itertools.pairwise(sorted({math.gcd(*size) for size in sizes})):
         n = min(small, large - small, 4)
         one, other = source.batch(1, slice(0, n), small), source.batch(0, slice(small, small + n), large)
         if not all(map(np.array_equal, one, other)):
             kind = type(source).__name__
             raise UserError(
-                f'data.name={name}: batches grow, but {kind} numbers the rows of batches of {small} and of {large} '
+                f'data.name={name}: {why}, but {kind} numbers the rows of batches of {small} and of {large} '
                 f'rows differently\nrow {small} of the run is row 0 of batch 1 of {small} rows, and row {small} of '
-                f'batch 0 of {large} rows\nmake each row from its number step * batch_rows + row, or do not let '
-                'batch.tokens grow'
+                f'batch 0 of {large} rows\nmake each row from its number step * batch_rows + row{way_out}'
             )
 
 

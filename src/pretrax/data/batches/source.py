@@ -23,8 +23,9 @@ class DataRequest:
         seed: any integer.
         directory: where the source may keep files.
         steps: steps of the run; None if unknown. Batches do not depend on it.
-        rows_before: step -> rows of all steps before it, over all processes; None if unknown. Only weights of a mixture
-            that change at steps depend on it.
+        rows_before: step -> rows of all steps before it, over all processes and islands; None if unknown. Only weights
+            of a mixture that change at steps depend on it.
+        islands: of the federation that the rows are for; 1 without a federation.
     """
 
     seed: int
@@ -33,11 +34,12 @@ class DataRequest:
     say: Callable[[str], None]
     steps: int | None = None
     rows_before: Callable[[int], int] | None = None
+    islands: int = 1
 
     @property
     def batch_rows(self) -> float | None:
-        """The mean number of rows of a step; None if unknown."""
-        return self.rows_before(self.steps) / self.steps if self.steps and self.rows_before else None
+        """The mean number of rows of a step of an island; None if unknown."""
+        return self.rows_before(self.steps) / self.steps / self.islands if self.steps and self.rows_before else None
 
 
 class HostBatch(NamedTuple):
