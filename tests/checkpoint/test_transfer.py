@@ -6,14 +6,16 @@ import shutil
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import xxhash
 
-from pretrax.checkpoint import transfer
+from pretrax.checkpoint import peers, transfer
 from pretrax.checkpoint.files import File
-from pretrax.checkpoint.manifest import MANIFEST, Array, Manifest, manifest_content
+from pretrax.checkpoint.manifest import MANIFEST, Array, Manifest, manifest_content, parse_manifest
+from pretrax.checkpoint.memory_pieces import piece_facts
 from pretrax.checkpoint.state_files import HostFiles
 from pretrax.checkpoint.transfer import Peer, PieceServer, TransferError
 from pretrax.system.rendezvous import Line
@@ -88,6 +90,36 @@ def test_a_piece_arrives_whole_and_is_read_again(tmp_path, there, server, many):
         with pytest.raises(TransferError, match='No such file'):
             peer.read('3/9', file)
         assert peer.read(NAME, file, 0, 5) == expected[:5], 'the connection is still of use'
+
+
+def test_files_of_a_piece_share_connections_and_an_ended_one_is_replaced(tmp_path, there, server, monkeypatch):
+    opened, idle = [], []
+
+    def opening(*arguments):
+        opened.append(Peer(*arguments))
+        return opened[-1]
+
+    place = write_piece(there)
+    content = manifest_content(
+        8, piece_facts('line', 3), {}, parse_manifest((place / MANIFEST).read_bytes(), place).files
+    )
+    (place / MANIFEST).write_bytes(content)
+    monkeypatch.setattr(peers, 'Peer', opening)
+    piece = peers._PeerPiece(f'127.0.0.1:{server.port}', SECRET, NAME, 'there', idle)
+    expected = (place / 'state/w/0.0').read_bytes()
+    for _ in range(3):
+        assert piece.open('state/w/0.0').read() == expected
+    assert len(opened) == len(idle) == 1
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda _: piece.open('state/w/0.0').read() == expected, range(40))) == {True}
+    assert len(opened) == len(idle) <= 4
+    for connection in idle:
+        connection._line.connection.shutdown(socket.SHUT_RDWR)
+    assert piece.open('state/w/0.0').read() == expected
+    with pytest.raises(OSError, match='No such file'):
+        piece._read('state/none/1')
+    for connection in opened:
+        connection.close()
 
 
 def test_a_second_copy_replaces_the_first(tmp_path, there, server):

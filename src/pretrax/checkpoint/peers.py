@@ -4,6 +4,7 @@ Every process listens at an address and with a secret of its own (`transfer.py`)
 to the processes that need them.
 """
 
+import collections
 import contextlib
 import io
 import json
@@ -43,6 +44,7 @@ class Peers:
         self._directory, self._server, self._targets = directory, None, []
         self._known: dict[tuple[int, str], bool] = {}  # by step and line: whether a host has the piece of process 0
         self._table: Callable[[], str] = lambda: '[]'
+        self._idle = collections.defaultdict[str, list[Peer]](list)  # connections that pieces are read from, by address
         self.copies, self.description = 0, ''
         if jax.process_count() > 1:
             self._exchange(1 if copies is None else copies)
@@ -107,10 +109,11 @@ class Peers:
         for _, writer, each in sorted(found, key=lambda found: found[:2]):
             with contextlib.suppress(*REFUSED):  # it may have been removed, or its host is out of reach
                 address, secret = each['address']
-                yield _PeerPiece(address, secret, f'{writer}/{step}', each['name'])
+                yield _PeerPiece(address, secret, f'{writer}/{step}', each['name'], self._idle[address])
 
     def begin(self, largest: int) -> None:
-        """Receives pieces of at most `largest` bytes from now on."""
+        """Receives pieces of at most `largest` bytes from now on. Nothing more is read from others."""
+        self._hang_up()
         if self._server is not None:
             self._server.largest = largest
 
@@ -128,8 +131,14 @@ class Peers:
 
     def close(self) -> None:
         """Ends the service of this process."""
+        self._hang_up()
         if self._server is not None:
             self._server.close()
+
+    def _hang_up(self) -> None:
+        for idle in self._idle.values():
+            while idle:
+                idle.pop().close()
 
 
 def rack_of(variables: Mapping[str, str]) -> str:
@@ -138,16 +147,29 @@ def rack_of(variables: Mapping[str, str]) -> str:
 
 
 class _PeerPiece(Piece):
-    """A piece in the memory of another host. Raises OSError or ValueError if it cannot be read."""
+    """A piece in the memory of another host. Raises OSError or ValueError if it cannot be read.
 
-    def __init__(self, address: str, secret: str, name: str, host: str):
-        self._address, self._secret, self._name = address, secret, name
+    Args:
+        idle: connections to the other host that no thread uses; those of this piece are added when they are idle.
+    """
+
+    def __init__(self, address: str, secret: str, name: str, host: str, idle: list[Peer]):
+        self._address, self._secret, self._name, self._idle = address, secret, name, idle
         super().__init__(parse_manifest(bytes(self._read(MANIFEST)), pathlib.Path(name)))
         self.where = f'memory of {host}'
 
     def _read(self, file: str, *part: int) -> bytearray:
-        with Peer(self._address, self._secret) as peer:
-            return peer.read(self._name, file, *part)
+        with contextlib.suppress(IndexError, *REFUSED):  # none is idle, or the other side has ended it meanwhile
+            return self._ask(self._idle.pop(), file, *part)
+        return self._ask(Peer(self._address, self._secret), file, *part)
+
+    def _ask(self, peer: Peer, file: str, *part: int) -> bytearray:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(peer)
+            content = peer.read(self._name, file, *part)
+            stack.pop_all()
+        self._idle.append(peer)
+        return content
 
     def open(self, name: str) -> io.BytesIO:
         file = self.manifest.files[name]

@@ -27,7 +27,7 @@ PATIENCE = 30.0  # seconds without a byte, after which the other side is lost
 _GREETING = 5.0  # seconds for the other side to prove that it belongs to the run
 _LONGEST = 256  # bytes of a line before that
 _CONNECTIONS = 64  # that a process serves at a time; the others wait
-_IDLE = 600.0  # seconds for a further request
+_IDLE = 2.0  # seconds for a further request: kept connections leave room for others before these give up
 # A stranger, a torn connection, a request that is none, or a piece that cannot be received.
 REFUSED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 _PIECE = re.compile('(0|[1-9][0-9]{0,8})/(0|[1-9][0-9]{0,17})')
