@@ -1,7 +1,8 @@
 """Several processes of a run compare what they run before the first step: a difference ends all of them.
 
 Each process reads its own configuration, environment, text and code, and JAX compares none of it: processes that differ
-would train together, with results that belong to neither.
+would train together, with results that belong to neither. The islands of a federation compare less: they may run on
+other hardware.
 """
 
 import functools
@@ -13,18 +14,27 @@ import pathlib
 import platform
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from pretrax.checkpoint.agreement import broadcast, gather
-from pretrax.config import RunConfig, config_leaves, written_values
+from pretrax.config import RunConfig, config_leaves, may_change_on_resume, registry, written_values
 from pretrax.data.batches.source import Source
 from pretrax.errors import UserError
+from pretrax.model.architecture import KEYS
 from pretrax.run.variables import SETTINGS
+
+if TYPE_CHECKING:
+    from pretrax.run.setup import Run
 
 # Keys and environment variables that identify a process, or locate things on its machine
 _OWN_KEYS = re.compile(r'processes\..*|storage\.profile|faults\.stack_trace_to')
+# Keys of an island: where and how it computes; and sections of which other facts than the keys are compared
+_OF_ISLAND = re.compile(
+    r'(mesh|precision|model|data|plugins|init_from)\b.*|batch\.(tokens|micro)|federation\.(bucket|name)'
+)
+_LONGEST = 1000  # characters of a term
 _OWN_FLAGS = re.compile(r'--xla_(dump_\S*|force_host_platform_device_count)\b')
 _FLAGS = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
 _PACKAGES = ('jax', 'jaxlib', 'numpy', 'optax', 'pretrax')
@@ -54,12 +64,52 @@ def check_same_run(config: RunConfig) -> None:
 def check_same_data(source: Source) -> None:
     """Compares the tokens that the processes will read. Raises UserError in all processes if they differ."""
     if jax.process_count() > 1:
-        data = {
-            'fingerprint of the data': source.fingerprint,
-            'tokenizer': source.tokenizer_sha256,
-            'vocabulary': source.vocab_size,
-        }
-        _compare('data', {key: (value, value) for key, value in data.items()})
+        _compare('data', {key: (value, value) for key, value in _facts_of_data(source).items()})
+
+
+def _facts_of_data(source: Source) -> dict[str, Any]:
+    return {
+        'fingerprint of the data': source.fingerprint,
+        'tokenizer': source.tokenizer_sha256,
+        'vocabulary': source.vocab_size,
+    }
+
+
+def federation_terms(run: 'Run') -> dict[str, bool | int | float | str | None]:
+    """What all islands of a federation have in common, by names that a user knows.
+
+    Islands have the keys in common with which a run has to resume, besides those of the hardware and the size of the
+    batches. Models and data are compared as they are, since they may be written in several ways and lie anywhere.
+    """
+    config, arch = run.config, run.recipe.model.arch
+    leaves = config_leaves(config.model_dump(mode='json'))
+    terms = {key: value for key, value in leaves if not (may_change_on_resume(key) or _OF_ISLAND.fullmatch(key))}
+    terms |= {'steps': config.steps, 'federation.mixing': config.federation.kept_share, 'model.name': config.model.name}
+    terms |= {f'model.{key}': arch.option(key) for key in KEYS} if arch else _options('model', config)
+    shapes = [(jax.tree_util.keystr(path), leaf.shape) for path, leaf in jax.tree.leaves_with_path(run.like.weights)]
+    terms['shapes of the weights'] = hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+    terms |= {'data.name': config.data.name, **_options('data', config), **_facts_of_data(run.source)}
+    terms['code of plugins'] = ' '.join(_digest(pathlib.Path(plugin)) for plugin in config.plugins)
+    return {key: _term(value) for key, value in terms.items()}
+
+
+def _options(kind: str, config: RunConfig) -> dict[str, Any]:
+    """The options of a component as they are written, without secrets; of text and tokens, those that fill rows."""
+    section = getattr(config, kind)
+    if section.name != registry.DEFAULTS['data']:
+        return {f'{kind}.{key}': value for key, value in written_values(config)[kind].items()}
+    values = section.options.model_dump(mode='json')
+    mixture = [[source[key] for key in ('name', 'weight', 'packing')] for source in values.get('mixture') or ()]
+    return {'data.packing': values['packing'], 'data.exhausted': values.get('exhausted'), 'data.mixture': mixture}
+
+
+def _term(value: Any) -> bool | int | float | str | None:
+    """A value as it is if it is a plain one, otherwise as text, of which the end may be a digest."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = _text(value)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return text if len(text) <= _LONGEST else f'{text[:_LONGEST]}... {digest}'
 
 
 def _compare(about: str, items: Mapping[str, tuple[Any, Any]]) -> None:
