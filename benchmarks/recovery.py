@@ -7,7 +7,7 @@ machine.
 A small run trains in two processes, and makes a checkpoint every 100 steps. Half way between two checkpoints, it
 loses one by SIGKILL, by SIGSTOP and, where the engine has machines, with its machine. For each loss: the seconds
 until the launcher has noticed, and until a new step is done, and the steps that were trained again. A second run
-does the same without standbys (local and ssh) and without states in memory. At the end, the losses of all steps are
+does the same without states in memory and, except on Slurm, without standbys. At the end, the losses of all steps are
 compared with those of a run that nobody disturbed; the exit code is 1 if one differs. Slurm is a cluster of four
 nodes in namespaces of this machine, ssh goes to servers on addresses of the loopback, and Ray is a local cluster:
 the delays of a network are not in these numbers, and compilation is that of a tiny model.
@@ -174,7 +174,7 @@ class OnSlurm(Engine):
 
 
 class OnRay(Local):
-    name, machines, without = 'ray', True, ()
+    name, machines = 'ray', True
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:

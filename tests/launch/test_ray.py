@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -92,6 +93,56 @@ def test_killed_workers_and_removed_nodes_do_not_change_the_losses(cluster, tmp_
         print('', *hurt.recoveries(hurt_at), sep='\nRay: ')
 
 
+def trainings(run_dir):
+    """The two processes that train."""
+    return [boxes.training(run_dir, number) for number in (0, 1)]
+
+
+def lose(run, attempt, end):
+    """Calls `end` in an attempt with two standbys. Returns whether that costs two steps at most, which of the processes
+    a standby replaces, and for each of them whether its own memory has the state; once, if that is the same for both.
+    """
+    run.until_step(attempt, 10)
+    standbys = run.until(lambda: two_and_two(run.run_dir), 'two standbys') - set(trainings(run.run_dir))
+    end()
+    run.until(lambda: len(run.events('ended')) == attempt, 'that the loss is noticed')
+    newest = run.step()
+    run.until_step(attempt + 1, 1)
+    read = [line for line in run.said.splitlines() if 'resuming from' in line][attempt - 1]
+    own = [owner == 'this machine' for owner in re.findall(r'memory of (this machine|\w+)', read)]
+    is_cheap = newest - run.events('began')[-1]['step'] <= 2
+    return is_cheap, [process in standbys for process in trainings(run.run_dir)], own
+
+
+def two_and_two(run_dir):
+    """Two processes that train and two standbys, once all of them are there."""
+    found = set(boxes.running('pretrax', 'train', f'run_dir={run_dir}'))
+    return found if len(found) == 4 else None
+
+
+def test_standbys_and_states_in_memory_outlive_an_attempt(cluster, tmp_path):
+    restore(cluster)
+    kept, mesh = {'every': 0, 'memory': {'every': 1}}, {'r': 1, 'd': 'auto'}
+    config = write_run(tmp_path, steps=100_000, checkpoint=kept, mesh=mesh, faults={'heartbeat_seconds': 20})
+    run_dir = tmp_path / 'run'
+    with OnRay(cluster, 2, config, run_dir) as run:
+        found = lose(run, 1, lambda: os.kill(boxes.training(run_dir, 1), signal.SIGKILL))
+        assert found == (True, [True, True], [True])
+        places = {boxes.memory_of(process) for process in trainings(run_dir)}
+        actor = boxes.parent(boxes.training(run_dir, 1, 'node'))
+        assert lose(run, 2, lambda: os.kill(actor, signal.SIGKILL)) == (True, [True, False], [True, False])
+        places |= {boxes.memory_of(process) for process in trainings(run_dir)}
+        node = node_of(cluster, run_dir, 0)
+        assert lose(run, 3, lambda: cluster.remove(node)) == (True, [False, True], [False, True])
+        places |= {boxes.memory_of(process) for process in trainings(run_dir)}
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait() == 0, run.said
+    losses = run.losses()
+    assert losses == undisturbed(config, tmp_path / 'alone', 2, f'steps={len(losses)}')
+    assert len(places) == 4, 'of two nodes, of the second actor and of the third node'
+    assert not any(place.exists() for place in places)
+
+
 def test_an_elastic_run_continues_without_a_node_until_there_is_another(cluster, tmp_path, capsys):
     restore(cluster)
     config, run_dir = write_run(tmp_path, steps=100_000), tmp_path / 'run'
@@ -117,7 +168,7 @@ def test_nothing_survives_a_launcher_that_is_killed(cluster, tmp_path):
     run_dir = tmp_path / 'run'
     with OnRay(cluster, 2, write_run(tmp_path, steps=100_000), run_dir) as run:
         run.until_checkpoint(1)
-        assert len(boxes.running('pretrax', 'train', f'run_dir={run_dir}')) == 2
+        run.until(lambda: two_and_two(run_dir), 'two standbys')
         run.process.kill()
         run.process.wait()
         until = time.monotonic() + 60

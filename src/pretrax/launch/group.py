@@ -1,6 +1,7 @@
 """The processes of one attempt, as a supervisor sees them."""
 
 import contextlib
+import random
 import socket
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 from pretrax.system import process_hosts
 
 TAIL = 20  # lines shown of the output of a process
+_PORTS = range(20000, 32000)  # below those that Linux gives to outgoing connections
 
 
 class Group(contextlib.AbstractContextManager['Group']):
@@ -60,6 +62,11 @@ def free_port(address: str = '') -> int:
     with socket.socket() as free:
         free.bind((address, 0))
         return free.getsockname()[1]
+
+
+def likely_free_port() -> int:
+    """A port that is probably free on another machine."""
+    return random.choice(_PORTS)
 
 
 def identity(number: int, hosts: Sequence[str], address: str) -> dict[str, str]:

@@ -1,33 +1,35 @@
-"""Runs on an existing Ray cluster: one actor per worker, which runs `pretrax launch node` on its node.
+"""Runs on an existing Ray cluster: one actor per worker, which runs `pretrax launch node --lasting` on its node.
 
-Ray places the workers and notices nodes that are lost; restarts are decided by `pretrax.launch.supervisor`, as
-everywhere. Ray's own `JaxTrainer` is not used: it does not initialize `jax.distributed` on CPUs.
+Ray places the workers, notices nodes that are lost and finds others; restarts are decided by
+`pretrax.launch.supervisor`, as everywhere. Ray's own `JaxTrainer` is not used: it does not initialize
+`jax.distributed` on CPUs.
 """
 
-import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pretrax.doctor.host_facts import Facts, facts, problem_of
 from pretrax.errors import MISTAKE, Report
-from pretrax.launch.group import Group, copy_output, free_port, identity, last_lines, output_file
-from pretrax.launch.ray_cluster import Cluster, Place
-from pretrax.launch.remote import from_shell
+from pretrax.launch.group import identity, likely_free_port
+from pretrax.launch.node import request
+from pretrax.launch.ray_cluster import Bundle, Cluster
+from pretrax.launch.remote import Agents, RemoteGroup, RemoteProcess
 from pretrax.system.children import Child
 
 _PLACED_SECONDS = 5.0  # to wait for the placement of workers before the launcher goes on
 _REPORT_SECONDS = 10.0  # after which the user learns that workers wait for resources
 _ELASTIC_SECONDS = 20.0  # that an elastic run waits for resources, before it goes on with what is there
-_READ_SECONDS = 1.0  # that a worker waits for output
-_END_SECONDS = 20.0  # for actors to end their processes
+_LOST_SECONDS = 60.0  # in which Ray notices, too, that a node is lost
+_LOOK = 0.05  # seconds between two looks for the nodes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,19 +37,15 @@ class Workers:
     """The workers of a run."""
 
     count: int  # how many
-    bundle: Mapping[str, float]  # the resources of each: {'CPU': 1, 'GPU': 8}
     arguments: Sequence[str]  # arguments of `pretrax launch node`
     words: Sequence[str]  # the file of the configuration and its changes
     token: str  # from `host_facts.write_token`
     directory: str  # the working directory on all nodes
     environment: Mapping[str, str]  # environment of the processes, besides their identity
-    # The facts of this machine, which those of all nodes must match. They are asked for again at each start: a shared
-    # checkout may change meanwhile.
-    own: Facts = dataclasses.field(default_factory=dict)
 
 
 class RayLaunch:
-    """Starts the workers of an attempt.
+    """Starts the workers of an attempt. A slot is one of the bundles that Ray reserves.
 
     Args:
         directory: the run directory on this machine, for the output of the workers.
@@ -55,25 +53,38 @@ class RayLaunch:
     """
 
     def __init__(self, cluster: Cluster, workers: Workers, directory: pathlib.Path, elastic: bool, say: Report = print):
-        self.cluster, self._workers, self.directory = cluster, workers, directory
-        self.elastic, self.say = elastic, say
+        self.cluster, self.workers, self.elastic, self.say = cluster, workers, elastic, say
+        self.agents = Agents(directory)
         self.strategy = cluster.strategy(workers.count)
         if self.strategy == 'SPREAD':
             say(f'launch: fewer than {workers.count} nodes have room for a worker, so some nodes get several')
         self.checked: set[str] = set()  # nodes that were found to be right
-        self._wanted: list[Place] = []  # places for slots that are left out
+        self.bundles: dict[int, Bundle] = {}  # of slots
+        self._lost: dict[str, float] = {}  # when nodes were found to be lost
 
     def start(self, slots: Sequence[int], attempt: str) -> 'RayGroup':
         """The workers of an attempt, for `Supervisor`."""
-        while self._wanted:
-            self.cluster.release(self._wanted.pop())
-        workers = dataclasses.replace(
-            self._workers,
-            count=len(slots),
-            arguments=[*self._workers.arguments, '--attempt', attempt],
-            own=facts(self._workers.words[0], self._workers.words[1:], self._workers.token),
-        )
-        return RayGroup(self, workers)
+        if missing := [slot for slot in slots if slot not in self.bundles]:
+            self.bundles |= zip(missing, self.cluster.reserve(len(missing), self.strategy), strict=True)
+        return RayGroup(self, slots, attempt)
+
+    def nodes(self, slots: Sequence[int]) -> list[str]:
+        """The node of each slot; '' if it has none now."""
+        now = time.monotonic()
+        lost = {node for node, at in self._lost.items() if now - at < _LOST_SECONDS}
+        found = self.cluster.nodes_of([self.bundles[slot] for slot in slots])
+        return ['' if node in lost else node for node in found]
+
+    def lose(self, nodes: Collection[str]) -> set[str]:
+        """The nodes among these that are lost. They get no worker until Ray has noticed it, too."""
+        lost = set(nodes) - self.cluster.alive(nodes)
+        self._lost |= dict.fromkeys(lost, time.monotonic())
+        return lost
+
+    def give_up(self) -> None:
+        """Asks no longer for the resources of all slots if none of them was reserved."""
+        if not any(self.nodes([*self.bundles])):
+            self.close_bundles()
 
     def ready(self, slots: Collection[int]) -> list[int]:
         """The slots for which the cluster has reserved resources. It returns at once.
@@ -82,222 +93,217 @@ class RayLaunch:
         """
         room = self.cluster.room()
         places = sum(one > 0 for one in room) if self.strategy == 'STRICT_SPREAD' else sum(room)
-        count = max(0, min(len(slots), places - (self._workers.count - len(slots))))
-        while len(self._wanted) > count:
-            self.cluster.release(self._wanted.pop())
-        while len(self._wanted) < count:
-            self._wanted.append(self.cluster.reserve(1, 'SPREAD'))
-        return sorted(slots)[: sum(self.cluster.is_reserved(place) for place in self._wanted)]
+        missing = sorted(slot for slot in slots if slot not in self.bundles)
+        for slot in missing[: max(0, places - len(self.bundles))]:
+            (self.bundles[slot],) = self.cluster.reserve(1, 'SPREAD')
+        asked = sorted(slot for slot in slots if slot in self.bundles)
+        return [slot for slot, node in zip(asked, self.nodes(asked), strict=True) if node]
+
+    def close_bundles(self) -> None:
+        """Gives all resources back."""
+        self.cluster.release(self.bundles.values())
+        self.bundles.clear()
+
+    def close(self) -> None:
+        """Ends what runs on the nodes."""
+        self.agents.close()
+        self.close_bundles()
 
 
-class RayGroup(Group):
-    """One actor per worker. They are placed, checked and started while `codes` is called.
+class RayGroup(RemoteGroup):
+    """One actor per worker. They are placed, checked and started while `codes` is called."""
 
-    Args:
-        launch: nodes that were found to be right are added to its `checked`.
-    """
-
-    def __init__(self, launch: RayLaunch, workers: Workers):
-        cluster, directory = launch.cluster, launch.directory
-        self._cluster, self._ray, self._workers, self._checked = cluster, cluster.ray, workers, launch.checked
-        self._elastic, self._say, self._directory = launch.elastic, launch.say, directory
-        self._nodes: list[str] = []  # of each worker
-        self._names: dict[str, str] = {}
-        self._actors: list[Any] = []
+    def __init__(self, launch: RayLaunch, slots: Sequence[int], attempt: str):
+        super().__init__([], launch.agents, at_once=False)
+        self._launch, self._cluster, self._workers = launch, launch.cluster, launch.workers
+        self._slots, self._attempt = slots, attempt
+        self._nodes: list[str] = []  # of each worker, once all have one
+        self._facts: dict[str, dict[str, Any]] = {}  # what Ray says about them
         self._asked: dict[int, Any] = {}  # answers about nodes that are not checked
-        self._port: Any = None
-        self._running: dict[int, Any] = {}
-        self._reading: dict[int, Any] = {}
-        self._read = [0] * workers.count  # bytes of output
-        self._codes: dict[int, int] = {}
-        self._broken: set[int] = set()  # workers whose actors are lost
+        self._given_up: dict[int, int] = {}
+        # A shared checkout may have changed since the last attempt.
+        self._own = facts(self._workers.words[0], self._workers.words[1:], self._workers.token)
         self._began, self._has_reported = time.monotonic(), False
-        (directory / 'output').mkdir(parents=True, exist_ok=True)
-        files = [output_file(directory, number) for number in range(workers.count)]
-        self._begins = [file.stat().st_size if file.exists() else 0 for file in files]  # of the output of this attempt
-        self._place: Place | None = cluster.reserve(workers.count, launch.strategy)
-        cluster.is_reserved(self._place, _PLACED_SECONDS)
-        self._create_actors()
+        while not self._find_nodes() and time.monotonic() < self._began + _PLACED_SECONDS:
+            time.sleep(_LOOK)
 
     def __len__(self) -> int:
-        return self._workers.count
+        return len(self._slots)
 
     def codes(self) -> dict[int, int]:
-        if not self._codes:
-            if not self._actors:
-                self._create_actors()
-            elif not self._running:
-                self._start()
-        for number, code in self._ended(self._running).items():
-            self._codes[number] = from_shell(code)
-        for number, piece in self._ended(self._reading).items():
-            self._copy(number, piece)
-            self._reading[number] = self._actors[number].read.remote(self._read[number], _READ_SECONDS)
-        return dict(self._codes)
+        if not self._given_up and not self._started and (self._nodes or self._find_nodes()):
+            self._check()
+        return dict(self._given_up) or super().codes()
 
-    def _create_actors(self) -> None:
-        """Creates the actors once there are resources for them."""
-        if self._place is None or not self._cluster.is_reserved(self._place):
-            self._wait_for_resources()
-            return
-        self._nodes = self._cluster.nodes_of(self._place)
-        alive = {node['NodeID']: node for node in self._cluster.nodes()}
-        self._names = {node: alive[node]['NodeManagerHostname'] for node in self._nodes if node in alive}
-        self._actors = [self._cluster.actor(RayWorker, self._place, number) for number in range(len(self))]
-        for number, node in enumerate(self._nodes):
-            if node not in self._checked:
-                question = self._workers.directory, self._workers.words, self._workers.token
-                self._asked[number] = self._actors[number].facts.remote(*question)
-        self._address = alive.get(self._nodes[0], {}).get('NodeManagerAddress', '')
-        self._port = self._actors[0].free_port.remote()
+    def _find_nodes(self) -> bool:
+        """Looks whether there are resources for all workers, and asks for the facts of their nodes."""
+        nodes = self._launch.nodes(self._slots)
+        if not all(nodes):
+            self._wait_for_resources(nodes)
+            return False
+        self._nodes, self._facts = nodes, {node['NodeID']: node for node in self._cluster.nodes()}
+        question = self._workers.directory, self._workers.words, self._workers.token
+        self._asked = {
+            number: self._cluster.ask(node, node_facts, *question)
+            for number, node in enumerate(nodes)
+            if node not in self._launch.checked
+        }
+        return True
 
-    def _wait_for_resources(self) -> None:
-        waited = time.monotonic() - self._began
+    def _wait_for_resources(self, nodes: Sequence[str]) -> None:
+        waited, room = time.monotonic() - self._began, sum(self._cluster.room())
+        # At first, nothing is reserved until there is room for all.
+        here = [number for number, node in enumerate(nodes) if node] or [*range(min(room, len(self) - 1))]
         if waited > _REPORT_SECONDS and not self._has_reported:
             self._has_reported = True
-            self._say(f'launch: waiting for resources: {sum(self._cluster.room())} of {len(self)} workers have a node')
-        if self._elastic and waited > _ELASTIC_SECONDS:
-            missing = max(1, len(self) - sum(self._cluster.room()))
-            self._codes = dict.fromkeys(range(max(1, len(self) - missing), len(self)), -signal.SIGHUP)
+            self._launch.say(f'launch: waiting for resources: {len(here)} of {len(self)} workers have a node')
+        if self._launch.elastic and waited > _ELASTIC_SECONDS:
+            self._launch.give_up()
+            missing = [number for number in range(len(self)) if number not in (here or [0])]
+            self._given_up = dict.fromkeys(missing, -signal.SIGHUP)
 
-    def _start(self) -> None:
-        """Starts the processes once all nodes are found to be right."""
-        for number, found in self._ended(self._asked).items():
-            problem = found['problem'] if len(found) == 1 else problem_of(found, self._workers.own)
-            if problem is None:
-                self._checked.add(self._nodes[number])
-            else:
-                self._say(f'launch: {self.host(number)}: {problem}')
-                self._codes[number] = MISTAKE
-        if self._codes or self._asked:
-            return
-        port = self._ended({0: self._port}).get(0)
-        if port is None:
-            return
-        hosts = [self.host(number) for number in range(len(self))]
-        for number, actor in enumerate(self._actors):
-            arguments = ['-m', 'pretrax', 'launch', 'node', *self._workers.arguments, '--controlled']
-            environment = identity(number, hosts, f'{self._address}:{port}') | dict(self._workers.environment)
-            self._running[number] = actor.run.remote(arguments, self._workers.directory, environment)
-            self._reading[number] = actor.read.remote(0, _READ_SECONDS)
-
-    def _ended(self, calls: dict[int, Any]) -> dict[int, Any]:
-        """The results of the calls that have ended, which are removed. A worker whose call fails is lost."""
-        if not calls:
-            return {}
-        found = {}
-        ended, _ = self._ray.wait(list(calls.values()), num_returns=len(calls), timeout=0)
-        for number in [number for number, call in calls.items() if call in ended]:
+    def _check(self) -> None:
+        """Starts the workers once all nodes are found to be right."""
+        ray = self._cluster.ray
+        for number, asked in list(self._asked.items()):
+            if not ray.wait([asked], timeout=0)[0]:
+                continue
+            del self._asked[number]
             try:
-                found[number] = self._ray.get(calls.pop(number))
-            except self._ray.exceptions.RayError as error:
-                self._lose(number, error)
-        return found
+                found = ray.get(asked)
+                problem = found['problem'] if len(found) == 1 else problem_of(found, self._own)
+            except ray.exceptions.RayError as error:
+                if 'No module named' not in str(error):
+                    self._given_up[number] = -signal.SIGKILL
+                    continue
+                reason = str(error).strip().splitlines()[-1]
+                problem = f'{reason}: install the same pretrax in the Python that Ray uses there'
+            if problem is None:
+                self._launch.checked.add(self._nodes[number])
+            else:
+                self._launch.say(f'launch: {self.host(number)}: {problem}')
+                self._given_up[number] = MISTAKE
+        if not self._given_up and not self._asked:
+            self._remote = self._processes()
+            self.start_all()
 
-    def _lose(self, number: int, error: Exception) -> None:
-        if number in self._codes:
-            return
-        if 'No module named' in str(error):
-            self._codes[number] = MISTAKE
-            reason = str(error).strip().splitlines()[-1]
-            self._say(
-                f'launch: {self.host(number)}: {reason}: install the same pretrax in the Python that Ray uses there'
+    def _processes(self) -> list[RemoteProcess]:
+        hosts = [self.host(number) for number in range(len(self))]
+        address = f'{self._facts[self._nodes[0]]["NodeManagerAddress"]}:{likely_free_port()}'
+        command = ['-m', 'pretrax', 'launch', 'node', *self._workers.arguments, '--lasting']
+        return [
+            RemoteProcess(
+                f'{node}:{slot}',
+                command,
+                self._workers.environment,
+                request(self._attempt, identity(number, hosts, address)),
+                functools.partial(RayProgram, self._cluster, self._launch.bundles[slot], self._workers.directory),
             )
-            return
-        self._codes[number] = -signal.SIGKILL
-        self._broken.add(number)
+            for number, (slot, node) in enumerate(zip(self._slots, self._nodes, strict=True))
+        ]
 
     def send(self, number: int) -> None:
-        if not self._running:
-            if number in (signal.SIGINT, signal.SIGTERM):
-                self._codes = dict.fromkeys(range(len(self)), -number)
-            return
-        for actor in self._actors:
-            actor.send.remote(number)
-
-    def end(self) -> None:
-        """Ends the processes of all workers, then their actors."""
-        if self._place is None:
-            return
-        here = [actor for number, actor in enumerate(self._actors) if number not in self._broken]
-        self._ray.wait(
-            [actor.end.remote() for actor in here], num_returns=len(here), timeout=_END_SECONDS
-        ) if here else None
-        for number in set(self._reading) - self._broken:
-            read = self._actors[number].read
-            with contextlib.suppress(self._ray.exceptions.RayError):
-                while piece := self._ray.get(read.remote(self._read[number], 0), timeout=_END_SECONDS):
-                    self._copy(number, piece)  # the rest of its output
-        for actor in self._actors:
-            self._ray.kill(actor)
-        self._cluster.release(self._place)
-        self._place = None
-
-    def _copy(self, number: int, piece: bytes) -> None:
-        self._read[number] += len(piece)
-        copy_output(self._directory, number, piece)
+        if not self._started and number in (signal.SIGINT, signal.SIGTERM):
+            self._given_up = dict.fromkeys(range(len(self)), -number)
+        super().send(number)
 
     def host(self, number: int) -> str:
-        return self._names.get(self._nodes[number], 'a lost node') if self._nodes else 'no node yet'
-
-    def tail(self, number: int) -> list[str]:
-        file = output_file(self._directory, number)
-        return last_lines(file, self._begins[number]) if file.exists() else []
+        return self._facts[self._nodes[number]]['NodeManagerHostname'] if self._nodes else 'no node yet'
 
     def gone(self) -> Sequence[int]:
         """The workers whose nodes have left the cluster, and those for which there were no resources."""
         if not self._nodes:
-            return [number for number, code in self._codes.items() if code == -signal.SIGHUP]
-        return [number for number in sorted(self._broken) if not self._cluster.is_alive(self._nodes[number])]
+            return [number for number, code in self._given_up.items() if code == -signal.SIGHUP]
+        doubtful = {number: node for number, node in enumerate(self._nodes) if not self.is_there(number)}
+        lost = self._launch.lose(set(doubtful.values()))
+        return [number for number, node in doubtful.items() if node in lost]
 
 
-_NODE_SECONDS = 10.0  # seconds for the node command to end its training
-_LOOK = 0.1  # seconds between two looks for output
+class RayProgram:
+    """A program that an actor runs, as `Agent` uses a `Child`. The last arguments are those of a `Child`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        bundle: Bundle,
+        directory: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        **streams: Any,
+    ):
+        del streams
+        self._ray = cluster.ray
+        self._actor = cluster.actor(RayWorker, bundle, command, directory, environment)
+        self.returncode: int | None = None
+        reading, writing = os.pipe()
+        self.stdout = open(reading, 'rb', 0)  # noqa: SIM115  the agent closes it
+        self._reader = threading.Thread(target=self._read, args=(writing,), name='actor', daemon=True)
+        self._reader.start()
+
+    def _read(self, writing: int) -> None:
+        """Copies the output, and then learns the exit code; that of an actor that is lost is SIGKILL."""
+        with open(writing, 'wb', 0) as output:
+            try:
+                read = self._actor.read.options(concurrency_group='output')
+                while isinstance(piece := self._ray.get(read.remote()), bytes):
+                    output.write(piece)
+            except self._ray.exceptions.RayError:
+                piece = -signal.SIGKILL
+            self.returncode = piece
+
+    def poll(self) -> int | None:
+        """The exit code; None: it runs."""
+        return self.returncode
+
+    def write_line(self, line: bytes) -> None:
+        """See `Child`."""
+        self._actor.write_line.remote(line)
+
+    def close_input(self) -> None:
+        """See `Child`."""
+        self._actor.close_input.remote()
+
+    def wait_up_to(self, seconds: float) -> None:
+        """See `Child`."""
+        self._reader.join(max(0.0, seconds))
+
+    def end(self, seconds: float) -> None:
+        """Kills it, waits for its end, but no longer than these seconds, and ends its actor."""
+        self._actor.end.remote()
+        self.wait_up_to(seconds)
+        self._ray.kill(self._actor)
 
 
 class RayWorker:
-    """A Ray actor: it runs `pretrax launch node` on its node. Several methods run at once. It needs no Ray."""
+    """A Ray actor that runs Python with some arguments. The program ends with it. It needs no Ray."""
 
-    def __init__(self) -> None:
-        self._process: Child | None = None
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  until the actor ends
+    def __init__(self, arguments: Sequence[str], directory: str, environment: Mapping[str, str]):
+        streams: dict[str, Any] = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT}
+        variables = {**os.environ, **environment}
+        self._program = Child([sys.executable, *arguments], variables, cwd=directory, **streams)
 
-    def facts(self, directory: str, words: Sequence[str], token: str) -> Facts:
-        """See `pretrax.doctor.host_facts`."""
-        try:
-            os.chdir(directory)
-        except OSError as error:
-            return {'problem': f'{directory}: {error.strerror}\nuse a directory that all nodes share: --directory PATH'}
-        return facts(words[0], words[1:], token)
+    def write_line(self, line: bytes) -> None:
+        """Writes a line to its standard input."""
+        self._program.write_line(line)
 
-    def free_port(self) -> int:
-        """A free port of this machine."""
-        return free_port()
-
-    def run(self, arguments: Sequence[str], directory: str, environment: Mapping[str, str]) -> int:
-        """Runs Python to its end, and returns its exit code."""
-        streams = {'stdin': subprocess.PIPE, 'stdout': self._output, 'stderr': subprocess.STDOUT}
-        command, variables = [sys.executable, *arguments], {**os.environ, **environment}
-        self._process = Child(command, variables, cwd=directory, **streams)
-        return self._process.wait()
-
-    def send(self, number: int) -> None:
-        """Passes a signal to the training."""
-        if self._process is not None:
-            self._process.tell(number)
+    def close_input(self) -> None:
+        """Ends its standard input, on which it ends."""
+        self._program.close_input()
 
     def end(self) -> None:
-        """Kills the process, and what it has started."""
-        if self._process is None:
-            return
-        self._process.close_input()
-        self._process.wait_up_to(_NODE_SECONDS)
-        self._process.kill_all()
-        self._process.wait_up_to(_NODE_SECONDS)
+        """Kills it."""
+        self._program.kill_all()
 
-    def read(self, begin: int, seconds: float) -> bytes:
-        """The output from an offset on. If there is none, it waits for some seconds."""
-        until = time.monotonic() + seconds
-        while not (piece := os.pread(self._output.fileno(), 1 << 16, begin)) and time.monotonic() < until:
-            time.sleep(_LOOK)
-        return piece
+    def read(self) -> bytes | int:
+        """Waits for output; at the end it is the exit code. It runs beside the other methods."""
+        assert self._program.stdout is not None
+        return os.read(self._program.stdout.fileno(), 1 << 16) or self._program.wait()
+
+
+def node_facts(directory: str, words: Sequence[str], token: str) -> Facts:
+    """The facts of a node, see `pretrax.doctor.host_facts`."""
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        return {'problem': f'{directory}: {error.strerror}\nuse a directory that all nodes share: --directory PATH'}
+    return facts(words[0], words[1:], token)

@@ -1,20 +1,19 @@
 """A Ray cluster: its nodes, and the resources that are reserved on them."""
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pretrax.errors import UserError
 
 _NODE_SECONDS = 15.0  # to find out whether a node is gone
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Resources of some workers that were asked for: a placement group, and what is there once it has them."""
+class Bundle(NamedTuple):
+    """The resources of a worker, which were asked for. Ray finds others if their node is lost."""
 
-    group: Any
-    ready: Any
+    group: Any  # Ray's placement group
+    number: int  # in the group
 
 
 class Cluster:
@@ -69,59 +68,74 @@ class Cluster:
             )
         )
 
-    def reserve(self, count: int, strategy: str) -> Place:
-        """Asks for the resources of some workers, which an autoscaler sees too."""
+    def reserve(self, count: int, strategy: str) -> list[Bundle]:
+        """Asks for the resources of some workers, which an autoscaler sees too. All of them are reserved at once."""
         from ray.util.placement_group import placement_group
 
         group = placement_group([dict(self.bundle)] * count, strategy=strategy)
-        return Place(group, group.ready())
+        return [Bundle(group, number) for number in range(count)]
 
-    def is_reserved(self, place: Place, seconds: float = 0) -> bool:
-        """Whether the resources are there. Waits for up to some seconds."""
-        return bool(self.ray.wait([place.ready], timeout=seconds)[0])
-
-    def release(self, place: Place) -> None:
-        """Gives resources back."""
+    def release(self, bundles: Collection[Bundle]) -> None:
+        """Gives resources back, those of whole groups."""
         from ray.util.placement_group import remove_placement_group
 
-        remove_placement_group(place.group)
+        for group in {bundle.group for bundle in bundles}:
+            remove_placement_group(group)
 
-    def nodes_of(self, place: Place) -> list[str]:
-        """The node of each worker."""
+    def nodes_of(self, bundles: Sequence[Bundle]) -> list[str]:
+        """The node of each; '' until the resources are there, and if its node is lost."""
         from ray.util.placement_group import placement_group_table
 
-        nodes = placement_group_table(place.group)['bundles_to_node_id']
-        return [nodes[number] for number in range(len(nodes))]
+        alive = {node['NodeID'] for node in self.nodes()}
+        tables = {group: placement_group_table(group) for group in {bundle.group for bundle in bundles}}
+        nodes = {
+            group: table['bundles_to_node_id'] if table['state'] in ('CREATED', 'RESCHEDULING') else {}
+            for group, table in tables.items()
+        }
+        found = [nodes[group].get(number, '') for group, number in bundles]
+        return [node if node in alive else '' for node in found]
 
-    def actor(self, kind: type, place: Place, number: int) -> Any:
-        """An actor with the resources of a worker."""
+    def actor(self, kind: type, bundle: Bundle, *arguments: Any) -> Any:
+        """An actor with the resources of a worker. Its methods run one at a time in each of two groups, one of which is
+        called `output`.
+        """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         others = {name: amount for name, amount in self.bundle.items() if name not in ('CPU', 'GPU')}
         return (
-            self.ray.remote(kind)
+            self.ray.remote(concurrency_groups={'output': 1})(kind)
             .options(
                 num_cpus=self.bundle.get('CPU', 0),
                 num_gpus=self.bundle.get('GPU', 0),
                 resources=others,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(place.group, number),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(*bundle),
                 max_restarts=0,
-                max_concurrency=8,
             )
-            .remote()
+            .remote(*arguments)
         )
 
-    def is_alive(self, node: str) -> bool:
-        """Whether a node still runs tasks. It takes a moment."""
+    def ask(self, node: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a function on a node. Returns Ray's reference to the answer."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-        answer = self.ray.remote(_nothing).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0).remote()
-        try:
-            self.ray.get(answer, timeout=_NODE_SECONDS)
-        except self.ray.exceptions.RayError:
-            return False
-        return True
+        return (
+            self.ray.remote(function)
+            .options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
+            .remote(*arguments)
+        )
+
+    def alive(self, nodes: Collection[str]) -> set[str]:
+        """The nodes among these that run tasks. It takes a moment."""
+        asked = {node: self.ask(node, _nothing) for node in nodes}
+        answers = self.ray.wait([*asked.values()], num_returns=len(asked), timeout=_NODE_SECONDS)[0] if asked else []
+        found = set()
+        for node, answer in asked.items():
+            with contextlib.suppress(self.ray.exceptions.RayError):
+                if answer in answers:
+                    self.ray.get(answer)
+                    found.add(node)
+        return found
 
 
 def _nothing() -> None:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import batched
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ class RemoteProcess(NamedTuple):
     command: Sequence[str]  # the local program and its arguments; it ends with the exit code of the remote one
     environment: Mapping[str, str] | None = None  # environment of the local program
     request: bytes | None = None  # what asks an agent for the training; None: the command trains, and ends with it
+    program: Callable[..., Any] = Child  # starts the command; what it returns has the methods of a `Child`
 
 
 class Agent:
@@ -45,7 +46,7 @@ class Agent:
         self._code: int | None = None  # of the training
         self._has_ended = threading.Event()  # the training, or the program
         streams: dict[str, Any] = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT}
-        self._program = Child(process.command, process.environment, **streams)
+        self._program = process.program(process.command, process.environment, **streams)
         self._copier = threading.Thread(target=self._copy, name='output', daemon=True)
 
     def begin(self, number: int, request: bytes | None) -> None:

@@ -6,7 +6,6 @@ Each host runs `pretrax launch node --lasting`, which ends when the connection d
 import dataclasses
 import os
 import pathlib
-import random
 import re
 import shlex
 import shutil
@@ -17,7 +16,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from pretrax.errors import Report, UserError, system_errors
-from pretrax.launch.group import identity
+from pretrax.launch.group import identity, likely_free_port
 from pretrax.launch.node import request
 from pretrax.launch.options import SshOptions
 from pretrax.launch.remote import Agents, RemoteGroup, RemoteProcess
@@ -33,7 +32,6 @@ _DEFAULTS = {
 _HOST = re.compile(
     r'(?P<target>(?:[^@\s:/-][^@\s:/]*@)?(?:\[[0-9A-Fa-f:.%]+\]|[^@\s:/\[\]-][^@\s:/\[\]]*))(?::(?P<port>\d+))?'
 )
-_PORTS = range(20000, 32000)  # below those that Linux gives to outgoing connections
 _PROBE_SECONDS = 20.0  # for a host to answer
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0  # seconds between two attempts to reach a host
 
@@ -214,7 +212,7 @@ class SshLaunch:
         `attempt`: its label; None: each command trains once, and has its identity in its environment.
         """
         address = self.coordinator(hosts[0])
-        coordinator = f'{f"[{address}]" if ":" in address else address}:{random.choice(_PORTS)}'
+        coordinator = f'{f"[{address}]" if ":" in address else address}:{likely_free_port()}'
         names = [host.name for host in hosts]
         identities = [identity(number, names, coordinator) for number in range(len(hosts))]
         if attempt is None:

@@ -22,9 +22,8 @@ def connect_ray(address: str | None, prefix: str = '') -> Any:
     Raises:
         UserError: Ray is not installed, or no cluster answers.
     """
-    if address is None and not os.environ.get('RAY_ADDRESS'):
-        # On this machine, workers need no environment of their own, which Ray would build under `uv run`.
-        os.environ.setdefault('RAY_ENABLE_UV_RUN_RUNTIME_ENV', '0')
+    # The nodes have pretrax. Under `uv run`, Ray would build another environment for the workers there.
+    os.environ.setdefault('RAY_ENABLE_UV_RUN_RUNTIME_ENV', '0')
     try:
         import ray
     except ImportError:

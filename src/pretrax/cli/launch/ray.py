@@ -5,6 +5,7 @@ checkpoint if one is lost. The nodes need this version of pretrax, this director
 or a bucket. A file of `pretrax bench`, which has `base:`, runs one task per row, and shows the table.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -13,7 +14,7 @@ import shlex
 import subprocess
 import sys
 
-from pretrax.cli._arguments import Launch, Retries, Variables, Verbose, variables
+from pretrax.cli._arguments import Launch, Retries, Standbys, Variables, Verbose, variables
 from pretrax.errors import UserError
 from pretrax.option import argument, option
 
@@ -34,6 +35,7 @@ class Options(Launch):
     wait: bool = option('Wait for nodes that an autoscaler adds, if the cluster is too small now.', default=False)
     check: bool = option('Run `pretrax doctor` on the nodes before each start.', default=False)
     directory: str | None = option('Working directory on the nodes. [default: this one]', metavar='PATH')
+    standbys: Standbys = True
     environment: Variables = ()
     out: str | None = option('Directory for the results of a sweep. [default: sweeps/NAME]', '-o', metavar='DIR')
     verbose: Verbose = False
@@ -90,7 +92,8 @@ def _train(options: Options, workers: int, bundle: dict[str, float]) -> int:
 
     devices = options.devices or int(bundle.get('GPU', 0) or bundle.get('TPU', 0)) or 1
     added = {**restricted_to(options.devices if 'GPU' not in bundle else None), **variables(options.environment)}
-    arguments = [*options.words, *options.flags('allow_changes', 'verbose', 'check')]
+    no_standbys = [] if options.standbys else ['--no-standbys']
+    arguments = [*options.words, *options.flags('allow_changes', 'verbose', 'check'), *no_standbys]
     loaded = options.load()
     check_request(loaded, workers, devices)
     if not options.dry_run:
@@ -110,7 +113,7 @@ def _train(options: Options, workers: int, bundle: dict[str, float]) -> int:
         cluster.check(workers)
     token = write_token(loaded)
     try:
-        asked = Workers(workers, bundle, arguments, options.words, token, directory=options.place, environment=added)
+        asked = Workers(workers, arguments, options.words, token, directory=options.place, environment=added)
         launch = RayLaunch(cluster, asked, working_directory(loaded.run_dir), options.elastic, say)
         slots = Slots(workers, lambda number: misfit(loaded, number * devices) is None, ready=launch.ready)
         say(
@@ -119,7 +122,8 @@ def _train(options: Options, workers: int, bundle: dict[str, float]) -> int:
         )
         record_launcher(loaded.run_dir, 'ray', workers, say)
         restarts = RestartOptions(retries=options.retries, elastic=options.elastic)
-        return Supervisor(loaded, launch.start, slots, restarts, say=say).run()
+        with contextlib.closing(launch):
+            return Supervisor(loaded, launch.start, slots, restarts, say=say).run()
     finally:
         remove_token(loaded, token)
 
