@@ -28,7 +28,7 @@ from pretrax.federation.outer import add_weighted
 from pretrax.storage import BucketPath
 from pretrax.storage.shared_path import ConditionalPath
 
-_CHUNK = 4 << 20  # numbers of a chunk at most
+_CHUNK = 1 << 20  # numbers of a chunk at most; they stay in the cache while they are encoded
 _OBJECT = 32 << 20  # bytes of an object at most, unless a chunk is larger
 _THREADS = 8
 
@@ -83,7 +83,7 @@ def write(
 
     def write_object(number: int, keys: Sequence[tuple[str, Index]]) -> dict[str, str]:
         contents = [content(*key) for key in keys]
-        (place / f'{folder}/{number}').write_bytes(np.concatenate(contents).tobytes())
+        (place / f'{folder}/{number}').write_bytes(b''.join(contents))
         return {
             _key(name, chunks[name].cuts, cell): xxhash.xxh3_128_hexdigest(encoded)
             for (name, cell), encoded in zip(keys, contents, strict=True)
