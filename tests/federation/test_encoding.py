@@ -41,6 +41,15 @@ def test_the_error_is_within_the_definition_of_the_encoding(values, encoding):
     assert (np.abs(decoded.astype(float) - values) <= errors_allowed(values, encoding)).all()
 
 
+@pytest.mark.parametrize('encoding', ['int8', 'int4'])
+def test_scales_are_normal_numbers(encoding):
+    """Some machines compute with subnormal numbers as with 0. What is too small is sent later."""
+    values = np.full(BLOCK, 1e-38, np.float32)
+    decoded, left = round_trip(values, encoding)
+    assert not decoded.any()
+    np.testing.assert_array_equal(left, values)
+
+
 @given(values=NUMBERS)
 def test_bf16_is_rounded_as_ml_dtypes_does(values):
     decoded, _ = round_trip(values, 'bf16')

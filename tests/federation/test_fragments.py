@@ -49,7 +49,7 @@ def test_rows_follow_the_layers_that_have_the_weight():
     first, second, third = fragments(shapes, 3, {'layers.q': (2, 5), 'layers.conv': (0, 1, 3, 4)})
     assert first == {'layers.conv': ((0, 1), (2, 3))}
     assert second == {'layers.conv': ((1, 2), (3, 4))}
-    assert third == {'layers.q': ((0, 2),)}
+    assert third == {'layers.q': ((0, 1), (1, 2))}
 
 
 def test_layers_in_names_and_arrays_without_layers():

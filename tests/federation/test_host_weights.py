@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from host_parts import LAYERS, MESHES, SHAPES, held, joined, on_mesh, random_weights
-from pretrax.federation.fragments import fragments
+from pretrax.federation.fragments import fragments, numbers_in
 from pretrax.federation.host_weights import digest_of, joined_digest, mapped, select, to_devices, to_host, zeros_like
 from pretrax.shardlib.digests import digest
 
@@ -41,9 +41,10 @@ def test_a_fragment_is_a_view_of_its_rows(sizes):
     weights = random_weights(0)
     (host,) = held(weights, sizes)
     for fragment in fragments(SHAPES, 2, LAYERS):
-        for array in select(host, fragment).values():
-            for values in array.parts.values():
-                values += 1
+        parts = [values for array in select(host, fragment).values() for values in array.parts.values()]
+        assert sum(values.size for values in parts) == numbers_in(fragment, SHAPES)
+        for values in parts:
+            values += 1
     for name, values in joined([host], SHAPES).items():
         np.testing.assert_array_equal(values, weights[name] + np.float32(1))
 

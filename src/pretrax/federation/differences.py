@@ -7,11 +7,11 @@ Each process writes the parts that it owns, and any process of any other mesh re
 """
 
 import bisect
-import dataclasses
+import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
@@ -20,17 +20,24 @@ import pydantic
 import xxhash
 
 from pretrax.checkpoint.chunks import Index, overlap, within
+from pretrax.checkpoint.files import File, open_file
 from pretrax.errors import UserError
 from pretrax.federation.encoding import Encoding, NotFiniteError, decode, encode, encoded_size
 from pretrax.federation.host_weights import Cuts, HostWeights, cells, refined
 from pretrax.federation.objects import Digest, ObjectError, Piece, Stored
 from pretrax.federation.outer import add_weighted
-from pretrax.storage import BucketPath
 from pretrax.storage.shared_path import ConditionalPath
 
 _CHUNK = 1 << 20  # numbers of a chunk at most; they stay in the cache while they are encoded
-_OBJECT = 32 << 20  # bytes of an object at most, unless a chunk is larger
-_THREADS = 8
+_LARGEST = 1 << 26  # numbers of a chunk that is read
+_OBJECT = 32 << 20  # bytes of an object, and of a request
+_THREADS = 8  # each has an object in memory
+
+type _Use = Callable[[np.ndarray, np.ndarray], object]  # of a part of the targets, and of the numbers for it
+
+
+class DamagedPiecesError(UserError):
+    """Chunks are missing, damaged, incomplete or not finite. The message names their author and the object."""
 
 
 class _Listing(Stored):
@@ -43,10 +50,6 @@ class _Listing(Stored):
     objects: list[dict[str, Digest]]
 
 
-class DamagedPiecesError(UserError):
-    """Chunks are missing, damaged, incomplete or not finite. The message names their author and the object."""
-
-
 class Written(NamedTuple):
     """What this process has written: its index, and the bytes of all objects."""
 
@@ -54,8 +57,23 @@ class Written(NamedTuple):
     size: int
 
 
+class _Chunk(NamedTuple):
+    """A chunk in an object, from byte `start` to `stop`: a cell of the grid of an array."""
+
+    key: str
+    name: str
+    cell: Index
+    start: int
+    stop: int
+    xxh3: str
+
+
 def write(
-    place: ConditionalPath, prefix: str, weights: HostWeights, encoding: Encoding, residual: HostWeights | None = None
+    place: ConditionalPath,
+    prefix: str,
+    weights: HostWeights,
+    encoding: Encoding,
+    residual: HostWeights | None = None,
 ) -> Written:
     """Encodes and writes the parts that this process owns, in parallel. All processes call it with the same prefix.
 
@@ -67,9 +85,8 @@ def write(
         NotFiniteError: a number is not finite. The message names its array.
         OSError: a write failed. The weights are as they were, and may be written again.
     """
-    chunks = {name: refined(array, _bounded(array.cuts, _CHUNK)) for name, array in weights.items()}
-    left = None if residual is None else {name: refined(residual[name], chunks[name].cuts) for name in chunks}
-    cut = [(name, cell) for name, array in chunks.items() for cell in sorted(array.parts)]
+    chunks = {name: refined(array, _bounded(array.cuts)) for name, array in weights.items()}
+    left = {name: refined(array, chunks[name].cuts).parts for name, array in (residual or {}).items()}
     folder = f'{prefix}/{jax.process_index()}'
 
     def content(name: str, cell: Index) -> np.ndarray:
@@ -77,46 +94,44 @@ def write(
             encoded, lost = encode(chunks[name].parts[cell], encoding)
         except NotFiniteError as error:
             raise NotFiniteError(f'{name}: {error}') from None
-        if left is not None:
-            left[name].parts[cell][...] = 0 if lost is None else lost
+        if left:
+            left[name][cell][...] = 0 if lost is None else lost
         return encoded
 
     def write_object(number: int, keys: Sequence[tuple[str, Index]]) -> dict[str, str]:
         contents = [content(*key) for key in keys]
         (place / f'{folder}/{number}').write_bytes(b''.join(contents))
-        return {
-            _key(name, chunks[name].cuts, cell): xxhash.xxh3_128_hexdigest(encoded)
-            for (name, cell), encoded in zip(keys, contents, strict=True)
-        }
+        names = (_key(name, chunks[name].cuts, cell) for name, cell in keys)
+        return dict(zip(names, map(xxhash.xxh3_128_hexdigest, contents), strict=True))
 
-    own = [(name, cell) for name, cell in cut if cell in chunks[name].own]
-    others = [(name, cell) for name, cell in cut if cell not in chunks[name].own and left is not None]
-    objects = list(_grouped(own, lambda key: encoded_size(_volume(key[1]), encoding)))
-    with ThreadPoolExecutor(_THREADS, 'write') as pool:
-        writes = [pool.submit(write_object, number, keys) for number, keys in enumerate(objects)]
-        encodings = [pool.submit(content, *key) for key in others]
-        try:
-            listed = [write.result() for write in writes]
-            for one in encodings:
-                one.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-    listing = _Listing(encoding=encoding, arrays={name: a.cuts for name, a in chunks.items()}, objects=listed)
-    index = listing.content()
+    keys = [(name, cell) for name, array in chunks.items() for cell in sorted(array.parts)]
+    own = [(name, cell) for name, cell in keys if cell in chunks[name].own]
+    ends = itertools.accumulate(encoded_size(_volume(cell), encoding) for _, cell in own)
+    numbered = zip((end // _OBJECT for end in ends), own, strict=True)
+    objects = [[key for _, key in group] for _, group in itertools.groupby(numbered, lambda one: one[0])]
+    calls: list[tuple] = [(write_object, number, some) for number, some in enumerate(objects)]
+    if left:
+        calls += [(content, *key) for key in set(keys).difference(own)]
+    listed = _in_parallel(calls)[: len(objects)]
+    grids = {name: array.cuts for name, array in chunks.items()}
+    index = _Listing(encoding=encoding, arrays=grids, objects=listed).content()
     (place / f'{folder}/index.json').write_bytes(index)
     piece = Piece(object=f'{folder}/index.json', size=len(index), xxh3=xxhash.xxh3_128_hexdigest(index))
-    size = len(index) + sum(encoded_size(_volume(cell), encoding) for _, cell in own)
-    return Written(piece=piece, size=size)
+    return Written(piece, len(index) + sum(encoded_size(_volume(cell), encoding) for _, cell in own))
 
 
 def add(
-    place: ConditionalPath, pieces: Sequence[Piece], totals: HostWeights, author: str, weight: float | np.float32 = 1.0
+    place: ConditionalPath,
+    pieces: Sequence[Piece],
+    totals: HostWeights,
+    author: str,
+    weight: float | np.float32 = 1.0,
 ) -> int:
     """totals += weight * (the numbers that an author has written), in place and in parallel.
 
     Args:
         pieces: of all processes of the author.
-        author: for errors, such as "the difference of island 'b' in round 7".
+        author: for errors, such as "the difference of island 'b' for round 7".
 
     Returns:
         The bytes read.
@@ -138,146 +153,114 @@ def check(place: ConditionalPath, pieces: Sequence[Piece], like: HostWeights, au
     return _read(place, pieces, like, author, lambda target, values: None)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Chunk:
-    """A chunk in an object that this process has to read."""
+def _read(place: ConditionalPath, pieces: Sequence[Piece], targets: HostWeights, author: str, use: _Use) -> int:
+    """Uses the chunks that overlap the targets. Indices are read until all of these are found. Returns bytes."""
 
-    name: str
-    cell: Index
-    offset: int
-    size: int
-    xxh3: str
+    def use_run(path: ConditionalPath, size: int, encoding: Encoding, run: Sequence[_Chunk]) -> int:
+        """Reads adjacent chunks of an object of this size."""
+        first, count = run[0].start, run[-1].stop - run[0].start
+        with _blaming(author, path), open_file(path.parent, path.name, File(size=size, xxh3=''), count) as stream:
+            stream.seek(first, 1)
+            content = memoryview(stream.read(count) or b'')
+            for chunk in run:
+                encoded = content[chunk.start - first : chunk.stop - first]
+                _check_digest(encoded, chunk.xxh3)
+                values = decode(encoded, encoding, _volume(chunk.cell)).reshape([b - a for a, b in chunk.cell])
+                for index, target in targets[chunk.name].parts.items():
+                    if (both := overlap(index, chunk.cell)) is not None:
+                        use(target[within(both, index)], values[within(both, chunk.cell)])
+        return count
+
+    first = jax.process_index() % max(1, len(pieces))  # on the same mesh, it has most of what is needed
+    like: _Listing | None = None
+    needed = {'any chunk'} if targets else set()
+    calls, size = [], 0
+    for piece in (*pieces[first:], *pieces[:first]):
+        if not needed:
+            break
+        path = place / piece.object
+        with _blaming(author, path):
+            content = path.read_bytes()
+            _check_digest(content, piece.xxh3)
+            listing, size = _Listing.parse(content, path), size + len(content)
+            if like is None:
+                like, needed = listing, _needed(listing, targets)
+            if (listing.arrays, listing.encoding) != (like.arrays, like.encoding):
+                raise ValueError('its arrays are not those of the other processes')
+            for number in range(len(listing.objects)):
+                chunks = _chunks(listing, number)
+                runs = _adjacent([chunk for chunk in chunks if chunk.key in needed])
+                needed -= {chunk.key for chunk in chunks}
+                calls += [(use_run, path.parent / str(number), chunks[-1].stop, listing.encoding, run) for run in runs]
+    if needed:
+        raise DamagedPiecesError(f'{author} cannot be used: no process has written {min(needed)}')
+    return size + sum(_in_parallel(calls))
 
 
-def _read(
-    place: ConditionalPath,
-    pieces: Sequence[Piece],
-    targets: HostWeights,
-    author: str,
-    use: Callable[[np.ndarray, np.ndarray], object],
-) -> int:
-    reader = _Reader(place, pieces, targets, author, use)
-    ranges = reader.find()
-    with ThreadPoolExecutor(_THREADS, 'read') as pool:
-        reads = [pool.submit(reader.read, *one) for one in ranges]
+def _needed(listing: _Listing, targets: HostWeights) -> set[str]:
+    """The keys of the chunks that overlap the targets. Raises ValueError if these are other arrays."""
+    needed = set()
+    for name, target in targets.items():
+        cuts = listing.arrays.get(name)
+        if cuts is None or not all(a < b for places in cuts for a, b in itertools.pairwise(places) if b):
+            raise ValueError(f'{name} is missing, or its grid is not one')
+        if [(*places[:1], *places[-1:]) for places in cuts] != [(0, size) for size in target.shape]:
+            raise ValueError(f'{name} has not the shape {list(target.shape)}')
+        needed |= {_key(name, cuts, cell) for index in target.parts for cell in cells(cuts, index)}
+    return needed
+
+
+def _chunks(listing: _Listing, number: int) -> list[_Chunk]:
+    """The chunks of an object, in their order. Raises ValueError, IndexError or KeyError if one has a wrong key."""
+    chunks, stop = [], 0
+    for key, digest in listing.objects[number].items():
+        name, _, at = key.rpartition('/')
+        cuts = listing.arrays[name]
+        cell = tuple((c[int(i)], c[int(i) + 1]) for i, c in zip(at.split('.') if at else (), cuts, strict=True))
+        if not 0 < _volume(cell) <= _LARGEST:
+            raise ValueError(f'{key} has {_volume(cell)} numbers')
+        start, stop = stop, stop + encoded_size(_volume(cell), listing.encoding)
+        chunks.append(_Chunk(key, name, cell, start, stop, digest))
+    return chunks
+
+
+@contextlib.contextmanager
+def _blaming(author: str, path: ConditionalPath) -> Iterator[None]:
+    """Raises DamagedPiecesError if the block finds that an object is missing or not as its author says."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DamagedPiecesError(f'{author} cannot be used: {path} is missing') from error
+    except (ObjectError, ValueError, IndexError, KeyError) as error:
+        raise DamagedPiecesError(f'{author} cannot be used: {path}: {error}') from error
+
+
+def _check_digest(content: bytes | memoryview, xxh3: str) -> None:
+    if xxhash.xxh3_128_hexdigest(content) != xxh3:
+        raise ValueError('it differs from what was written')
+
+
+def _in_parallel(calls: Sequence[tuple]) -> list[Any]:
+    """The results of calls (function, arguments), in their order. Raises the first error."""
+    with ThreadPoolExecutor(_THREADS, 'pieces') as pool:
+        results: list[Future[Any]] = [pool.submit(*call) for call in calls]
         try:
-            return reader.size + sum(read.result() for read in reads)
+            return [result.result() for result in results]
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-class _Reader:
-    """Finds and reads the chunks that overlap the targets."""
-
-    def __init__(
-        self, place: ConditionalPath, pieces: Sequence[Piece], targets: HostWeights, author: str, use: Callable
-    ):
-        self._place, self._pieces, self._targets, self._author, self._use = place, pieces, targets, author, use
-        self.size = 0  # bytes of the indices
-        self._encoding: Encoding = 'f32'
-
-    def find(self) -> list[tuple[ConditionalPath, list[_Chunk]]]:
-        """The chunks to read, in ranges of objects. Indices are read until all chunks are found."""
-        first = jax.process_index() % max(1, len(self._pieces))  # on the same mesh, it has most of what is needed
-        arrays: Mapping[str, Cuts] | None = None
-        missing: dict[str, tuple[str, Index]] = {}
-        ranges = []
-        for piece in (*self._pieces[first:], *self._pieces[:first]):
-            listing = self._listing(piece)
-            if arrays is None:
-                arrays, self._encoding = listing.arrays, listing.encoding
-                missing = self._needed(piece, arrays)
-            if listing.arrays != arrays or listing.encoding != self._encoding:
-                raise self._damaged(piece.object, 'its arrays are not those of the other processes')
-            folder = self._place / piece.object.rpartition('/')[0]
-            for number, digests in enumerate(listing.objects):
-                found = [chunk for key, chunk in self._chunks(digests, arrays) if missing.pop(key, None)]
-                ranges += [(folder / str(number), run) for run in _adjacent(found)]
-            if not missing:
-                return ranges
-        raise self._damaged(next(iter(missing)) if missing else 'it', 'no process has written it')
-
-    def read(self, path: ConditionalPath, chunks: list[_Chunk]) -> int:
-        """Reads adjacent chunks of an object. Returns their bytes."""
-        start, stop = chunks[0].offset, chunks[-1].offset + chunks[-1].size
-        try:
-            content = memoryview(_read_range(path, start, stop))
-        except FileNotFoundError:
-            raise self._damaged(str(path), 'it is missing') from None
-        for chunk in chunks:
-            encoded = content[chunk.offset - start :][: chunk.size]
-            if len(encoded) != chunk.size:
-                raise self._damaged(str(path), 'it is truncated')
-            if xxhash.xxh3_128_hexdigest(encoded) != chunk.xxh3:
-                raise self._damaged(str(path), f'{chunk.name} differs from what was written')
-            try:
-                values = decode(encoded, self._encoding, _volume(chunk.cell))
-            except NotFiniteError as error:
-                raise self._damaged(str(path), f'{chunk.name}: {error}') from None
-            values = values.reshape([stop - start for start, stop in chunk.cell])
-            for index, target in self._targets[chunk.name].parts.items():
-                if (both := overlap(index, chunk.cell)) is not None:
-                    self._use(target[within(both, index)], values[within(both, chunk.cell)])
-        return stop - start
-
-    def _listing(self, piece: Piece) -> _Listing:
-        try:
-            content = (self._place / piece.object).read_bytes()
-        except FileNotFoundError:
-            raise self._damaged(piece.object, 'it is missing') from None
-        self.size += len(content)
-        if xxhash.xxh3_128_hexdigest(content) != piece.xxh3:
-            raise self._damaged(piece.object, 'it differs from what was written')
-        try:
-            return _Listing.parse(content, self._place / piece.object)
-        except ObjectError as error:
-            raise self._damaged(piece.object, str(error)) from None
-
-    def _needed(self, piece: Piece, arrays: Mapping[str, Cuts]) -> dict[str, tuple[str, Index]]:
-        """The chunks that overlap the targets, by key."""
-        needed = {}
-        for name, target in self._targets.items():
-            cuts = arrays.get(name)
-            if cuts is None:
-                raise self._damaged(piece.object, f'{name} is not in it')
-            shape = [places[-1:] for places in cuts]
-            grows = all(
-                places[0] == 0 and all(a < b for a, b in itertools.pairwise(places)) for places in cuts if places
-            )
-            if shape != [(n,) for n in target.shape] or not (grows or 0 in target.shape):
-                raise self._damaged(piece.object, f'{name} has another shape')
-            for index in target.parts:
-                needed |= {_key(name, cuts, cell): (name, cell) for cell in cells(cuts, index)}
-        return needed
-
-    def _chunks(self, digests: Mapping[str, str], arrays: Mapping[str, Cuts]) -> Iterator[tuple[str, _Chunk]]:
-        """The chunks of an object, in their order."""
-        offset = 0
-        for key, digest in digests.items():
-            name, _, at = key.rpartition('/')
-            try:
-                numbers = [int(number) for number in at.split('.') if at]
-                cell = tuple((places[i], places[i + 1]) for i, places in zip(numbers, arrays[name], strict=True))
-            except (ValueError, IndexError, KeyError):
-                raise self._damaged(key, 'the arrays have no such chunk') from None
-            size = encoded_size(_volume(cell), self._encoding)
-            yield key, _Chunk(name, cell, offset, size, digest)
-            offset += size
-
-    def _damaged(self, what: str, reason: str) -> DamagedPiecesError:
-        return DamagedPiecesError(f'{self._author} cannot be used: {what}: {reason}')
-
-
-def _bounded(cuts: Cuts, largest: int) -> Cuts:
-    """The grid with cells of at most `largest` numbers. The first dimensions are cut first: chunks stay contiguous."""
+def _bounded(cuts: Cuts) -> Cuts:
+    """The grid with cells of at most `_CHUNK` numbers. The first dimensions are cut first: chunks stay contiguous."""
     finer = list(cuts)
     longest = [max((b - a for a, b in itertools.pairwise(places)), default=1) for places in cuts]
     for dimension, places in enumerate(cuts):
         inner = math.prod(longest[dimension + 1 :])
-        rows = max(1, largest // max(1, inner))
-        extra = (i for a, b in itertools.pairwise(places) for i in range(a, b, rows))
-        finer[dimension] = tuple(sorted({*places, *extra})) if rows < longest[dimension] else places
-        if inner <= largest:
+        rows = max(1, _CHUNK // max(1, inner))
+        finer[dimension] = tuple(
+            sorted({*places, *(i for a, b in itertools.pairwise(places) for i in range(a, b, rows))})
+        )
+        if inner <= _CHUNK:
             break
     return tuple(finer)
 
@@ -292,34 +275,13 @@ def _volume(cell: Index) -> int:
     return math.prod(stop - start for start, stop in cell)
 
 
-def _grouped(keys: Sequence[Any], size: Callable[[Any], int]) -> Iterator[list[Any]]:
-    """The keys in groups of at most `_OBJECT` bytes."""
-    group, total = [], 0
-    for key in keys:
-        if group and total + size(key) > _OBJECT:
-            yield group
-            group, total = [], 0
-        group.append(key)
-        total += size(key)
-    if group:
-        yield group
-
-
 def _adjacent(chunks: Sequence[_Chunk]) -> Iterator[list[_Chunk]]:
     """The chunks of an object in runs that one request reads."""
     run: list[_Chunk] = []
     for chunk in chunks:
-        if run and run[-1].offset + run[-1].size != chunk.offset:
+        if run and run[-1].stop != chunk.start:
             yield run
             run = []
         run.append(chunk)
     if run:
         yield run
-
-
-def _read_range(path: ConditionalPath, start: int, stop: int) -> bytes:
-    if isinstance(path, BucketPath):
-        return path.read_range(start, stop)
-    with path.open('rb', buffering=0) as stream:
-        stream.seek(start)
-        return stream.read(stop - start) or b''

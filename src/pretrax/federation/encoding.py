@@ -30,9 +30,6 @@ _INFINITY = 0x7F80  # as bf16; NaN is larger
 class NotFiniteError(ValueError):
     """Some numbers are NaN or infinite, or too large for the encoding."""
 
-    def __init__(self):
-        super().__init__('some numbers are not finite')
-
 
 def keeps_residual(encoding: Encoding) -> bool:
     """Whether what an encoding loses has to be added to the next numbers. bf16 rounds each number to 8 bits."""
@@ -108,4 +105,4 @@ def decode(content: Buffer, encoding: Encoding, count: int) -> np.ndarray:
 def _check_finite(halves: np.ndarray) -> None:
     """Raises NotFiniteError if one of the upper halves of f32 numbers is that of a NaN or of an infinity."""
     if ((halves & _INFINITY) == _INFINITY).any():
-        raise NotFiniteError
+        raise NotFiniteError('some numbers are not finite')

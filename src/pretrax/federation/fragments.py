@@ -37,7 +37,7 @@ def fragments(
             for part, fragment in enumerate(parts):
                 rows = [row for row, layer in enumerate(layers[name]) if layer % count == part]
                 if rows:
-                    fragment[name] = _runs(rows)
+                    fragment[name] = tuple((row, row + 1) for row in rows)
                     sizes[part] += len(rows) * math.prod(shape[1:])
         elif (layer := _layer_in(name)) is not None:
             parts[layer % count][name] = None
@@ -63,13 +63,3 @@ def numbers_in(fragment: Fragment, shapes: Mapping[str, tuple[int, ...]]) -> int
 
 def _layer_in(name: str) -> int | None:
     return next((int(part) for part in name.split('.') if part.isdecimal()), None)
-
-
-def _runs(rows: Sequence[int]) -> tuple[Run, ...]:
-    runs: list[Run] = []
-    for row in rows:
-        if runs and runs[-1][1] == row:
-            runs[-1] = (runs[-1][0], row + 1)
-        else:
-            runs.append((row, row + 1))
-    return tuple(runs)
