@@ -308,8 +308,10 @@ def replay_without_faults(campaign: Campaign, count: int) -> dict[str, int]:
     return {'replays': campaign.replay.replays, 'differences': campaign.replay.differences}
 
 
-def train_tiny_run(directory: Path, steps: int, seed: int, mesh: dict[str, int], model: dict[str, Any]) -> Path:
-    """Trains a run that replays each of its steps, in a process of its own. Returns its directory."""
+def tiny_run(
+    directory: Path, steps: int, seed: int, mesh: dict[str, int], model: dict[str, Any]
+) -> subprocess.Popen[bytes]:
+    """Starts a run that replays each of its steps, in a process of its own, with `run/` in this directory."""
     values = {
         'name': 'clean', 'run_dir': str(directory / 'run'), 'steps': steps, 'mesh': mesh, 'seed': seed,
         'precision': {'compute': 'f32'}, 'data': {'name': 'synthetic', 'vocab_size': 64},
@@ -323,8 +325,7 @@ def train_tiny_run(directory: Path, steps: int, seed: int, mesh: dict[str, int],
     flags = f'--xla_force_host_platform_device_count={np.prod(list(mesh.values()))}'
     environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags, 'XDG_CACHE_HOME': str(directory.parent)}
     command = [sys.executable, '-c', 'from pretrax.cli import main; main()', 'train', str(directory / 'run.yaml')]
-    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
-    return directory / 'run'
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
 
 
 SMALLEST: tuple[dict[str, int], dict[str, Any]] = ({'d': 2}, {})  # a mesh, and changes of the model
@@ -349,22 +350,33 @@ def chunks_of_state(directory: Path, size: int, chunks: Chunks) -> Iterator[dict
 
 
 def chunks_of_files(directory: Path, size: int, chunks: Chunks) -> Iterator[dict[str, Any]]:
-    run = train_tiny_run(directory / 'files', 2, 0, *SMALLEST)
+    with tiny_run(directory / 'files', 2, 0, *SMALLEST):
+        pass
     for _, rng in chunks:
-        yield flip_in_files(run / 'checkpoints', size, rng)
+        yield flip_in_files(directory / 'files' / 'run' / 'checkpoints', size, rng)
 
 
 def chunks_of_clean_steps(directory: Path, size: int, chunks: Chunks) -> Iterator[dict[str, Any]]:
-    for number, _ in chunks:
-        mesh, model = OTHERS.get(number % 20, SMALLEST)
-        run = train_tiny_run(directory / str(number), size, number, mesh, model)
-        last = read_metrics(run / 'metrics.jsonl')[-1]
-        name = ' '.join(f'{axis}={size}' for axis, size in mesh.items())
-        yield {
-            'replays': last['replays'],
-            'differences': last['replay_differences'],
-            f'replays, {name}': last['replays'],
-        }
+    for other, together in itertools.groupby(chunks, lambda chunk: chunk[0] % 20 if chunk[0] % 20 in OTHERS else None):
+        mesh, model = SMALLEST if other is None else OTHERS[other]
+        name = 'replays, ' + ' '.join(f'{axis}={size}' for axis, size in mesh.items())
+        numbers = [number for number, _ in together]
+        with tiny_run(directory / str(numbers[0]), size * len(numbers), numbers[0], mesh, model) as process:
+            before = {'replays': 0, 'replay_differences': 0}
+            for count in range(1, len(numbers) + 1):
+                while (last := newest_line(directory / str(numbers[0]))).get('replays', 0) < size * count:
+                    if process.poll() not in (None, 0):
+                        raise SystemExit(f'a run without a fault ended with {process.returncode}')
+                    time.sleep(2)
+                found = {key: last[key] - before[key] for key in ('replays', 'replay_differences')}
+                before = last
+                yield {'replays': found['replays'], 'differences': found['replay_differences'], name: found['replays']}
+
+
+def newest_line(directory: Path) -> dict[str, Any]:
+    """The newest metrics of a run that has them; {}: there are none."""
+    lines = read_metrics(directory / 'run' / 'metrics.jsonl')
+    return lines[-1] if lines else {}
 
 
 # Each part: how many there are in a chunk, and what makes them.
