@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrax.checkpoint.placement import Place, describe_copies, place_copies
+from pretrax.checkpoint.placement import Location, describe_copies, place_copies
 
 
 @st.composite
@@ -16,7 +16,7 @@ def clusters(draw, equal=False):
     each = draw(st.integers(1, 3))
     for host in range(draw(st.integers(1, 12))):
         rack, machine = draw(st.integers(0, 2)), host // draw(st.sampled_from([1, 1, 1, 2]))
-        place = Place(f'rack{rack}', f'slice{rack}{draw(st.integers(0, 1))}', f'machine{machine}', f'host{host}')
+        place = Location(f'rack{rack}', f'slice{rack}{draw(st.integers(0, 1))}', f'machine{machine}', f'host{host}')
         places += [place] * (each if equal else draw(st.integers(1, 3)))
     return draw(st.permutations(places))
 
@@ -43,7 +43,7 @@ def test_each_host_receives_as_many_pieces_as_it_sends(places, copies):
 def test_no_copy_shares_the_rack_or_slice_of_its_process_if_none_has_more_than_half(sizes, each, level):
     groups = [group for group, size in enumerate(sizes) for _ in range(size)]
     places = [
-        Place('', '', f'machine{host}', f'host{host}')._replace(**{level: f'group{group}'})
+        Location('', '', f'machine{host}', f'host{host}')._replace(**{level: f'group{group}'})
         for host, group in enumerate(groups)
         for _ in range(each)
     ]
@@ -53,27 +53,27 @@ def test_no_copy_shares_the_rack_or_slice_of_its_process_if_none_has_more_than_h
 
 
 def test_two_containers_of_a_machine_hold_no_copies_of_each_other_if_there_are_other_machines():
-    places = [Place('', '', machine, f'{machine}-{container}') for machine in 'ab' for container in '12']
+    places = [Location('', '', machine, f'{machine}-{container}') for machine in 'ab' for container in '12']
     for process, (target,) in enumerate(place_copies(places, 1)):
         assert places[process].machine != places[target].machine
 
 
 @pytest.mark.parametrize('level', ['rack', 'slice', 'machine'])
 def test_two_copies_are_in_two_other_places_if_there_are_three_of_equal_size(level):
-    places = [Place('', '', '', f'host{host}')._replace(**{level: f'{host // 3}'}) for host in range(9)]
+    places = [Location('', '', '', f'host{host}')._replace(**{level: f'{host // 3}'}) for host in range(9)]
     for process, targets in enumerate(place_copies(places, 2)):
         assert len({getattr(places[holder], level) for holder in (process, *targets)}) == 3
 
 
 def test_many_hosts_in_racks():
-    places = [Place(f'{host // 64}', '', f'{host}', f'{host}') for host in range(12_736)]
+    places = [Location(f'{host // 64}', '', f'{host}', f'{host}') for host in range(12_736)]
     targets = place_copies(places, 1)
     assert all(places[process].rack != places[target].rack for process, (target,) in enumerate(targets))
 
 
 def test_the_text_names_the_first_processes_and_those_without_a_copy():
     hosts = ['a', 'a', 'b', 'b']
-    places = [Place('', '', host, host) for host in hosts]
+    places = [Location('', '', host, host) for host in hosts]
     assert describe_copies(place_copies(places, 1), hosts) == (
         'process 0 (a) -> 2 (b), 1 (a) -> 3 (b), 2 (b) -> 0 (a), 3 (b) -> 1 (a)'
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies
 from jax.sharding import AxisType
 
 from pretrax.shardlib import all_gather, axis_index, f32, psum, psum_scatter, typed_shard_map
-from pretrax.shardlib.digests import MIXED, MOVES, OWN, Loop, Place, digest, digest_sent, labels_of, name_of
+from pretrax.shardlib.digests import MIXED, MOVES, OWN, Digested, Loop, digest, digest_sent, labels_of, name_of
 
 DTYPES = ['float32', 'bfloat16', 'float16', 'float8_e4m3fn', 'int32', 'uint8', 'int8']
 
@@ -88,7 +88,7 @@ def test_places_are_in_the_order_of_the_program_and_have_names(sent):
     assert [name.split()[0] for name in names[6:]] == ['psum_invariant', 'psum_invariant', 'the', 'the']
     with pytest.raises(IndexError):
         name_of(places, count)
-    assert name_of([Loop(2, [Place('a', 0), Loop(3, [Place('b', 0)])])], 7) == 'b, turn 3 of 3, turn 2 of 2'
+    assert name_of([Loop(2, [Digested('a', 0), Loop(3, [Digested('b', 0)])])], 7) == 'b, turn 3 of 3, turn 2 of 2'
 
 
 def test_the_first_digest_that_differs_is_that_of_the_device_whose_input_differs(sent):

@@ -20,7 +20,7 @@ import jax
 from pretrax.checkpoint.agreement import first_problem, gather, offer, scatter
 from pretrax.checkpoint.manifest import MANIFEST, parse_manifest
 from pretrax.checkpoint.memory_pieces import Piece, PiecedState, pieces_in, states_of
-from pretrax.checkpoint.placement import Place, describe_copies, place_copies
+from pretrax.checkpoint.placement import Location, describe_copies, place_copies
 from pretrax.checkpoint.transfer import REFUSED, Peer, PieceServer
 from pretrax.jax_compat import coordinator_address
 from pretrax.system.launchers import identity
@@ -56,7 +56,7 @@ class Peers:
         except OSError as error:  # training goes on without copies
             own['problem'] = str(error.strerror or error)
         said: list[dict[str, Any]] = [json.loads(text) for text in gather('peers', json.dumps(own))]
-        places = [Place(*each['place']) for each in said]
+        places = [Location(*each['place']) for each in said]
         hosts = {place.host for place in places}
         copies = 0 if '' in hosts else min(copies, len(hosts) - 1)
         targets = place_copies(places, copies)

@@ -13,7 +13,7 @@ from pretrax.system.process_hosts import described
 _MOST = 4  # processes that a text names
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where a process runs. What is likely to fail together has equal names; '': not known.
 
     `host`: the memory that it shares with other processes, for example that of a container.
@@ -25,7 +25,7 @@ class Place(NamedTuple):
     host: str
 
 
-def place_copies(places: Sequence[Place], copies: int) -> list[list[int]]:
+def place_copies(places: Sequence[Location], copies: int) -> list[list[int]]:
     """The processes that receive the copies of each process's piece, the best one first.
 
     No copy is on the host of its process or of another copy. Among these choices, as many copies as possible are on
@@ -68,25 +68,25 @@ def describe_copies(targets: Sequence[Sequence[int]], hosts: Sequence[str]) -> s
     return f'process {", ".join([*texts[:_MOST], *more])}' if texts else 'none: there is no other host'
 
 
-def _shifts(placed: Sequence[Place], copies: int) -> list[int]:
+def _shifts(placed: Sequence[Location], copies: int) -> list[int]:
     """The shifts to choose from: a multiple of the largest group leaves the group of every process behind."""
-    groups = [Counter(place[: level + 1] for place in placed) for level in range(len(Place._fields))]
+    groups = [Counter(place[: level + 1] for place in placed) for level in range(len(Location._fields))]
     sizes = {max(group.values(), default=1) * k for group in groups for k in range(1, copies + 2)}
     return sorted({size for size in sizes if size < len(placed)} | {len(placed) // 2})
 
 
-def _gain(placed: Sequence[Place], holders: Sequence[Sequence[int]], shift: int) -> tuple[int, ...]:
+def _gain(placed: Sequence[Location], holders: Sequence[Sequence[int]], shift: int) -> tuple[int, ...]:
     """How many copies a shift places on another host; machine, slice and rack."""
     new = [(held, (i + shift) % len(placed)) for i, held in enumerate(holders)]
     usable = [_apart(placed, held, target) for held, target in new if _is_elsewhere(placed, held, target)]
     return len(usable), *map(sum, zip(*usable, strict=True))
 
 
-def _is_elsewhere(placed: Sequence[Place], held: Sequence[int], target: int) -> bool:
+def _is_elsewhere(placed: Sequence[Location], held: Sequence[int], target: int) -> bool:
     return all(placed[target].host != placed[holder].host for holder in held)
 
 
-def _apart(placed: Sequence[Place], held: Sequence[int], target: int) -> tuple[int, int, int]:
+def _apart(placed: Sequence[Location], held: Sequence[int], target: int) -> tuple[int, int, int]:
     """From how many holders of a piece a process differs in machine, slice and rack."""
     to = placed[target]
     machine, tpu_slice, rack = (sum(placed[holder][level] != to[level] for holder in held) for level in (2, 1, 0))

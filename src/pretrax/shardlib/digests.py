@@ -29,7 +29,7 @@ _SAME_EVERYWHERE = ('psum', 'psum_invariant', 'pmax', 'pmin', 'all_gather', 'all
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Digested:
     """What a digest is of, and how it changes if the batch moves."""
 
     name: str
@@ -41,22 +41,22 @@ class Loop:
     """The places in each turn of a loop, in the order in which the turns run."""
 
     turns: int
-    places: 'Sequence[Place | Loop]'
+    places: 'Sequence[Digested | Loop]'
 
 
-def labels_of(places: Sequence[Place | Loop]) -> np.ndarray:
+def labels_of(places: Sequence[Digested | Loop]) -> np.ndarray:
     """The label of every digest."""
     each = [np.tile(labels_of(one.places), one.turns) if isinstance(one, Loop) else [one.label] for one in places]
     return np.concatenate([np.zeros(0, np.int64), *each])
 
 
-def name_of(places: Sequence[Place | Loop], number: int) -> str:
+def name_of(places: Sequence[Digested | Loop], number: int) -> str:
     """The name of a digest, such as 'all_gather over d in block/attention, turn 3 of 24'."""
     for one in places:
         count = len(labels_of([one]))
         if number >= count:
             number -= count
-        elif isinstance(one, Place):
+        elif isinstance(one, Digested):
             return one.name
         else:
             turn, rest = divmod(number, count // one.turns)
@@ -89,7 +89,7 @@ def digest(x: jax.Array, by_row: bool = False) -> jax.Array:
 
 def digest_sent(
     function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], *, moving: Any, axis: str, ahead: jax.Array
-) -> tuple[jax.Array, list[Place | Loop]]:
+) -> tuple[jax.Array, list[Digested | Loop]]:
     """u32[devices, digests] of what each device sends in a call of `function`, and returns; and the places of these.
 
     Runs under `jit`. They are in the order of the program, with a row for each device of the mesh. The digests of a
@@ -117,7 +117,7 @@ def digest_sent(
     labels = [MOVES if moves else label for (_, moves), label in zip(known, own, strict=True)]
     seen: dict[int, int] = {}
     of_results = _flow(inner, labels, axis, seen)
-    places: list[Place | Loop] = []
+    places: list[Digested | Loop] = []
 
     def per_device(ahead: jax.Array, *values: jax.Array) -> jax.Array:
         evaluation = _Evaluation(sizes, axis, ahead, seen)
@@ -125,7 +125,7 @@ def digest_sent(
         outputs, digests, places[:] = evaluation(inner, moved)
         for (path, _), output, label in zip(results, outputs, of_results, strict=True):
             name = jax.tree_util.keystr(path, simple=True, separator='.')
-            rows, place = 'layers' in name.split('.'), Place(f'the result {name}', label)
+            rows, place = 'layers' in name.split('.'), Digested(f'the result {name}', label)
             digests.append(digest(output, rows))
             places.append(Loop(len(output), [place]) if rows else place)
         return _together(digests)[None]
@@ -159,7 +159,7 @@ def digest_shards(tree: Any, shardings: Any) -> tuple[jax.Array, jax.Array]:
     return jax.shard_map(per_device, in_specs=tuple(specs), out_specs=(rows, rows))(*jax.tree.leaves(tree))
 
 
-type _Evaluated = tuple[list[Any], list[jax.Array], list[Place | Loop]]  # results, digests, and the places of these
+type _Evaluated = tuple[list[Any], list[jax.Array], list[Digested | Loop]]  # results, digests, and the places of these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +174,7 @@ class _Evaluation:
     def __call__(self, program: Any, values: Sequence[Any], turns: tuple[jax.Array, ...] = ()) -> _Evaluated:
         """`turns`: the numbers of the turns of the loops around the program."""
         digests: list[jax.Array] = []
-        places: list[Place | Loop] = []
+        places: list[Digested | Loop] = []
         program, constants = getattr(program, 'jaxpr', program), getattr(program, 'consts', ())
         known = dict(zip([*program.constvars, *program.invars], [*constants, *values], strict=True))
 
@@ -212,7 +212,7 @@ class _Evaluation:
         if not axes:
             return self._bind(equation, operands, turns), [], []
         name, scope = equation.primitive.name, str(equation.source_info.name_stack) or 'the loss'
-        place = Place(f'{name} over {" ".join(axes)} in {scope}', self.seen.get(id(equation), MIXED))
+        place = Digested(f'{name} over {" ".join(axes)} in {scope}', self.seen.get(id(equation), MIXED))
         digests = [digest(operand) for operand in operands]
         if _keeps_order(equation, self.axis) and place.label == MOVES:
             operands = [self.move(operand, -1) for operand in operands]

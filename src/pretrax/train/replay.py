@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 
 from pretrax.model.base import AutomaticModel, weight_shardings
 from pretrax.model.loss import Batch
-from pretrax.shardlib.digests import MIXED, Loop, Place, digest_sent, digest_shards
+from pretrax.shardlib.digests import MIXED, Digested, Loop, digest_sent, digest_shards
 from pretrax.train.average import gradient_point
 from pretrax.train.groups import settings_of
 from pretrax.train.host_memory import on_device
@@ -22,7 +22,7 @@ from pretrax.train.step import Recipe, TrainState, make_gradients, step_keys
 
 AXIS = 'd'  # along which the batch moves
 
-type Places = list[Place | Loop]
+type Places = list[Digested | Loop]
 
 
 def make_replay(recipe: Recipe) -> tuple[Callable[[TrainState, Batch, jax.Array], jax.Array], Places]:
@@ -42,7 +42,7 @@ def make_replay(recipe: Recipe) -> tuple[Callable[[TrainState, Batch, jax.Array]
         if isinstance(model, AutomaticModel):
             gradient = gradients(point, batch, *keys, **known)[0]
             paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(gradient)]
-            places[:] = [Place(f'the gradient{jax.tree_util.keystr(path)}', MIXED) for path in paths]
+            places[:] = [Digested(f'the gradient{jax.tree_util.keystr(path)}', MIXED) for path in paths]
             return digest_shards(gradient, weight_shardings(model, point))[0]
         args, moving = (point, model.with_seeds(batch, *keys), *keys), ((False, True, *(False for _ in keys)), False)
         digests, places[:] = digest_sent(gradients, args, known, moving=moving, axis=AXIS, ahead=ahead)

@@ -203,7 +203,7 @@ def test_places_are_thinned_and_never_overtaken(tmp_path, monkeypatch, said):
     monkeypatch.setattr(places, '_MOST', 8)
     known = places.Places(tmp_path / 'a.json', said.append)
     for number in range(1, 50):
-        known.add(blocks.Place(number * 10, 0, number, 0, number))
+        known.add(blocks.BlockStart(number * 10, 0, number, 0, number))
     known.save()
     again = places.Places(tmp_path / 'a.json', said.append)
     for token in range(500):

@@ -1,8 +1,8 @@
 """An endless stream of tokens, in blocks of documents that can be read again from where they start.
 
 An epoch reads the parts of a corpus in a shuffled order, and the documents of each part in their own. Consecutive
-documents form a block; a block is shuffled and tokenized as a whole. Where a block starts is five numbers (`Place`),
-and everything after it follows from them, the seed and the corpus.
+documents form a block; a block is shuffled and tokenized as a whole. Where a block starts is five numbers
+(`BlockStart`), and everything after it follows from them, the seed and the corpus.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from pretrax.errors import UserError
 MOST_CHARACTERS = 32 << 20  # of a block, unless one document has more
 
 
-class Place(NamedTuple):
+class BlockStart(NamedTuple):
     """Where a block starts."""
 
     token: int  # tokens of the stream before it
@@ -33,16 +33,16 @@ class Place(NamedTuple):
     row: int  # rows of that part before it
 
 
-START = Place(0, 0, 0, 0, 0)
+START = BlockStart(0, 0, 0, 0, 0)
 
 
 class Block(NamedTuple):
     """The tokens of a block, as in `EncodedDocuments`, and the place of the next one."""
 
-    place: Place
+    place: BlockStart
     encoded: np.ndarray
     mask: np.ndarray | None
-    following: Place
+    following: BlockStart
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Blocks:
     n_documents: int  # documents per block; 1: no shuffling at all
     left_out: frozenset[int] = frozenset()  # `text_hash` of the documents to leave out
 
-    def read(self, place: Place) -> Iterator[Block]:
+    def read(self, place: BlockStart) -> Iterator[Block]:
         """Yields the blocks from a place on, without end. Raises UserError if the text is unreadable or empty."""
         parts = parts_of(self.corpus)
         while True:
@@ -65,9 +65,9 @@ class Blocks:
                 place, empty = block.following, False
             if empty:
                 raise UserError('data.text: no document has any text to train on\n  give more text')
-            place = Place(place.token, place.epoch + 1, 0, 0, 0)
+            place = BlockStart(place.token, place.epoch + 1, 0, 0, 0)
 
-    def _epoch(self, parts: Sequence[Part], place: Place) -> Iterator[Block]:
+    def _epoch(self, parts: Sequence[Part], place: BlockStart) -> Iterator[Block]:
         """The blocks of an epoch from a place on."""
         order = np.arange(len(parts))
         if self.n_documents > 1:
@@ -88,11 +88,12 @@ class Blocks:
         if waiting:
             yield self._block(waiting, place, len(parts), 0)
 
-    def _block(self, waiting: list[Document], place: Place, part: int, row: int) -> Block:
+    def _block(self, waiting: list[Document], place: BlockStart, part: int, row: int) -> Block:
         """The block of some documents; the next one starts at this part and row."""
         order = permute(np.arange(len(waiting)), len(waiting), self.seed, np.array(place.epoch), np.array(place.block))
         encoded, mask = encode_all(self.job, [waiting[number] for number in order.tolist()])
-        return Block(place, encoded, mask, Place(place.token + len(encoded), place.epoch, place.block + 1, part, row))
+        following = BlockStart(place.token + len(encoded), place.epoch, place.block + 1, part, row)
+        return Block(place, encoded, mask, following)
 
 
 def parts_of(corpus: Corpus) -> list[Part]:

@@ -12,7 +12,7 @@ import zlib
 
 import numpy as np
 
-from pretrax.data.stream.blocks import START, Place
+from pretrax.data.stream.blocks import START, BlockStart
 from pretrax.errors import Report, first_line
 from pretrax.storage import AnyPath
 from pretrax.storage.locate import write_whole
@@ -36,15 +36,15 @@ class Places:
         self._written = time.monotonic()
 
     @property
-    def newest(self) -> Place:
+    def newest(self) -> BlockStart:
         """The last known place."""
         return self._places[-1]
 
-    def before(self, token: int) -> Place:
+    def before(self, token: int) -> BlockStart:
         """The last known place that does not lie after a token."""
         return self._places[bisect.bisect_right(self._places, token, key=lambda place: place.token) - 1]
 
-    def add(self, place: Place) -> None:
+    def add(self, place: BlockStart) -> None:
         """Adds a place if it lies after all others, and writes the file if it is time."""
         if place.token > self._places[-1].token:
             self._places.append(place)
@@ -67,10 +67,10 @@ class Places:
         self._saved = self._places[-1]
 
 
-def _read(path: AnyPath, report: Report) -> list[Place]:
+def _read(path: AnyPath, report: Report) -> list[BlockStart]:
     try:
         found = parse_json(path.read_bytes())
-        places = [Place(*place) for place in found['places']]
+        places = [BlockStart(*place) for place in found['places']]
         is_whole = found['crc32'] == _crc32(found['places']) and places[0] == START
         if is_whole and all(a.token < b.token for a, b in itertools.pairwise(places)):
             return places
