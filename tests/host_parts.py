@@ -61,3 +61,10 @@ def joined(parts, shapes):
             for index, values in array.parts.items():
                 arrays[name][within(index, tuple((0, n) for n in shapes[name]))] = values
     return arrays
+
+
+def numbers_in(fragment, shapes):
+    """How many numbers a fragment has."""
+    whole = {name: np.zeros(shape, bool) for name, shape in shapes.items()}
+    parts = (whole[name][start:stop] for name, runs in fragment.items() for start, stop in runs or ())
+    return sum(part.size for part in parts) + sum(whole[name].size for name, runs in fragment.items() if runs is None)

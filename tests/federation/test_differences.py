@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import xxhash
 
-from host_parts import LAYERS, MESHES, SHAPES, held, joined, random_weights
+from host_parts import LAYERS, MESHES, SHAPES, held, joined, numbers_in, random_weights
 from pretrax.federation import differences
 from pretrax.federation.differences import DamagedPiecesError, add, check, read, write
 from pretrax.federation.encoding import NotFiniteError, encoded_size
-from pretrax.federation.fragments import fragments, numbers_in
+from pretrax.federation.fragments import fragments
 from pretrax.federation.host_weights import select, zeros_like
 from pretrax.storage import BucketPath
 from pretrax.storage.connection import BucketError

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from host_parts import numbers_in
 from pretrax.errors import UserError
-from pretrax.federation.fragments import fragments, numbers_in
+from pretrax.federation.fragments import fragments
 
 DECODER = {'embed': (50, 8), 'layers.q': (6, 8, 8), 'layers.norm1': (6, 8), 'norm': (8,), 'unembed': (50, 8)}
 LAYERS = {'layers.q': range(6), 'layers.norm1': range(6)}

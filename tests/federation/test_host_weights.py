@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from host_parts import LAYERS, MESHES, SHAPES, held, joined, on_mesh, random_weights
-from pretrax.federation.fragments import fragments, numbers_in
+from host_parts import LAYERS, MESHES, SHAPES, held, joined, numbers_in, on_mesh, random_weights
+from pretrax.federation.fragments import fragments
 from pretrax.federation.host_weights import digest_of, joined_digest, mapped, select, to_devices, to_host, zeros_like
 from pretrax.shardlib.digests import digest
 

@@ -7,12 +7,12 @@ Each process writes the parts that it owns, and any process of any other mesh re
 """
 
 import bisect
+import collections
 import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from pretrax.checkpoint.chunks import Index, overlap, within
 from pretrax.checkpoint.files import File, open_file
 from pretrax.errors import UserError
 from pretrax.federation.encoding import Encoding, NotFiniteError, decode, encode, encoded_size
-from pretrax.federation.host_weights import Cuts, HostWeights, cells, refined
+from pretrax.federation.host_weights import Cuts, HostWeights, cells, in_parallel, refined
 from pretrax.federation.objects import Digest, ObjectError, Piece, Stored
 from pretrax.federation.outer import add_weighted
 from pretrax.storage.shared_path import ConditionalPath
@@ -31,7 +31,6 @@ from pretrax.storage.shared_path import ConditionalPath
 _CHUNK = 1 << 20  # numbers of a chunk at most; they stay in the cache while they are encoded
 _LARGEST = 1 << 26  # numbers of a chunk that is read
 _OBJECT = 32 << 20  # bytes of an object, and of a request
-_THREADS = 8  # each has an object in memory
 
 type _Use = Callable[[np.ndarray, np.ndarray], object]  # of a part of the targets, and of the numbers for it
 
@@ -69,11 +68,7 @@ class _Chunk(NamedTuple):
 
 
 def write(
-    place: ConditionalPath,
-    prefix: str,
-    weights: HostWeights,
-    encoding: Encoding,
-    residual: HostWeights | None = None,
+    place: ConditionalPath, prefix: str, weights: HostWeights, encoding: Encoding, residual: HostWeights | None = None
 ) -> Written:
     """Encodes and writes the parts that this process owns, in parallel. All processes call it with the same prefix.
 
@@ -112,7 +107,7 @@ def write(
     calls: list[tuple] = [(write_object, number, some) for number, some in enumerate(objects)]
     if left:
         calls += [(content, *key) for key in set(keys).difference(own)]
-    listed = _in_parallel(calls)[: len(objects)]
+    listed = in_parallel(calls)[: len(objects)]
     grids = {name: array.cuts for name, array in chunks.items()}
     index = _Listing(encoding=encoding, arrays=grids, objects=listed).content()
     (place / f'{folder}/index.json').write_bytes(index)
@@ -121,11 +116,7 @@ def write(
 
 
 def add(
-    place: ConditionalPath,
-    pieces: Sequence[Piece],
-    totals: HostWeights,
-    author: str,
-    weight: float | np.float32 = 1.0,
+    place: ConditionalPath, pieces: Sequence[Piece], totals: HostWeights, author: str, weight: float | np.float32 = 1.0
 ) -> int:
     """totals += weight * (the numbers that an author has written), in place and in parallel.
 
@@ -166,17 +157,19 @@ def _read(place: ConditionalPath, pieces: Sequence[Piece], targets: HostWeights,
                 encoded = content[chunk.start - first : chunk.stop - first]
                 _check_digest(encoded, chunk.xxh3)
                 values = decode(encoded, encoding, _volume(chunk.cell)).reshape([b - a for a, b in chunk.cell])
-                for index, target in targets[chunk.name].parts.items():
-                    if (both := overlap(index, chunk.cell)) is not None:
-                        use(target[within(both, index)], values[within(both, chunk.cell)])
+                for index in needed[chunk.key]:
+                    both = overlap(index, chunk.cell)
+                    assert both is not None
+                    use(targets[chunk.name].parts[index][within(both, index)], values[within(both, chunk.cell)])
         return count
 
     first = jax.process_index() % max(1, len(pieces))  # on the same mesh, it has most of what is needed
     like: _Listing | None = None
-    needed = {'any chunk'} if targets else set()
+    needed: dict[str, list[Index]] = {}
+    missing = {'any chunk'} if targets else set()
     calls, size = [], 0
     for piece in (*pieces[first:], *pieces[:first]):
-        if not needed:
+        if not missing:
             break
         path = place / piece.object
         with _blaming(author, path):
@@ -185,28 +178,32 @@ def _read(place: ConditionalPath, pieces: Sequence[Piece], targets: HostWeights,
             listing, size = _Listing.parse(content, path), size + len(content)
             if like is None:
                 like, needed = listing, _needed(listing, targets)
+                missing = set(needed)
             if (listing.arrays, listing.encoding) != (like.arrays, like.encoding):
                 raise ValueError('its arrays are not those of the other processes')
             for number in range(len(listing.objects)):
                 chunks = _chunks(listing, number)
-                runs = _adjacent([chunk for chunk in chunks if chunk.key in needed])
-                needed -= {chunk.key for chunk in chunks}
-                calls += [(use_run, path.parent / str(number), chunks[-1].stop, listing.encoding, run) for run in runs]
-    if needed:
-        raise DamagedPiecesError(f'{author} cannot be used: no process has written {min(needed)}')
-    return size + sum(_in_parallel(calls))
+                for chunk_missing, run in itertools.groupby(chunks, lambda chunk, keys=missing: chunk.key in keys):
+                    if chunk_missing:
+                        calls.append((use_run, path.parent / str(number), chunks[-1].stop, listing.encoding, list(run)))
+                missing -= {chunk.key for chunk in chunks}
+    if missing:
+        raise DamagedPiecesError(f'{author} cannot be used: no process has written {min(missing)}')
+    return size + sum(in_parallel(calls))
 
 
-def _needed(listing: _Listing, targets: HostWeights) -> set[str]:
-    """The keys of the chunks that overlap the targets. Raises ValueError if these are other arrays."""
-    needed = set()
+def _needed(listing: _Listing, targets: HostWeights) -> dict[str, list[Index]]:
+    """The parts of the targets that each chunk overlaps, by its key. Raises ValueError if the arrays are others."""
+    needed = collections.defaultdict(list)
     for name, target in targets.items():
         cuts = listing.arrays.get(name)
         if cuts is None or not all(a < b for places in cuts for a, b in itertools.pairwise(places) if b):
             raise ValueError(f'{name} is missing, or its grid is not one')
         if [(*places[:1], *places[-1:]) for places in cuts] != [(0, size) for size in target.shape]:
             raise ValueError(f'{name} has not the shape {list(target.shape)}')
-        needed |= {_key(name, cuts, cell) for index in target.parts for cell in cells(cuts, index)}
+        for index in target.parts:
+            for cell in cells(cuts, index):
+                needed[_key(name, cuts, cell)].append(index)
     return needed
 
 
@@ -240,16 +237,6 @@ def _check_digest(content: bytes | memoryview, xxh3: str) -> None:
         raise ValueError('it differs from what was written')
 
 
-def _in_parallel(calls: Sequence[tuple]) -> list[Any]:
-    """The results of calls (function, arguments), in their order. Raises the first error."""
-    with ThreadPoolExecutor(_THREADS, 'pieces') as pool:
-        results: list[Future[Any]] = [pool.submit(*call) for call in calls]
-        try:
-            return [result.result() for result in results]
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
 def _bounded(cuts: Cuts) -> Cuts:
     """The grid with cells of at most `_CHUNK` numbers. The first dimensions are cut first: chunks stay contiguous."""
     finer = list(cuts)
@@ -273,15 +260,3 @@ def _key(name: str, cuts: Cuts, cell: Index) -> str:
 
 def _volume(cell: Index) -> int:
     return math.prod(stop - start for start, stop in cell)
-
-
-def _adjacent(chunks: Sequence[_Chunk]) -> Iterator[list[_Chunk]]:
-    """The chunks of an object in runs that one request reads."""
-    run: list[_Chunk] = []
-    for chunk in chunks:
-        if run and run[-1].stop != chunk.start:
-            yield run
-            run = []
-        run.append(chunk)
-    if run:
-        yield run

@@ -53,13 +53,5 @@ def fragments(
     return parts
 
 
-def numbers_in(fragment: Fragment, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """How many numbers a fragment has."""
-    rows = {
-        name: None if runs is None else sum(stop - start for start, stop in runs) for name, runs in fragment.items()
-    }
-    return sum(math.prod(shapes[name] if n is None else (n, *shapes[name][1:])) for name, n in rows.items())
-
-
 def _layer_in(name: str) -> int | None:
     return next((int(part) for part in name.split('.') if part.isdecimal()), None)

@@ -4,6 +4,7 @@ A mesh cuts each dimension of an array at some places, the same for all parts, s
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -18,7 +19,7 @@ import xxhash
 from pretrax.checkpoint.chunks import Index, bounds, within
 from pretrax.checkpoint.manifest import named_leaves
 from pretrax.checkpoint.state_files import held_shards
-from pretrax.federation.fragments import Fragment
+from pretrax.federation.fragments import Fragment, Run
 
 _THREADS = 8
 _TILE = 1 << 15  # numbers that are digested at a time, so that they stay in the cache
@@ -83,26 +84,33 @@ def zeros_like(weights: HostWeights) -> HostWeights:
 def mapped(function: Callable[..., np.ndarray], *weights: HostWeights) -> HostWeights:
     """Applies a function to the corresponding parts of weights in the same grids, in parallel."""
     keys = [(name, index) for name, array in weights[0].items() for index in array.parts]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        results = pool.map(lambda key: function(*(one[key[0]].parts[key[1]] for one in weights)), keys)
-        values = dict(zip(keys, results, strict=True))
+    results = in_parallel([(function, *(one[name].parts[index] for one in weights)) for name, index in keys])
+    values = dict(zip(keys, results, strict=True))
     return {
         name: dataclasses.replace(array, parts={index: values[name, index] for index in array.parts})
         for name, array in weights[0].items()
     }
 
 
+def in_parallel(calls: Sequence[tuple]) -> list[Any]:
+    """The results of calls (function, arguments), in their order. Raises the first error."""
+    with ThreadPoolExecutor(_THREADS, 'weights') as pool:
+        results = [pool.submit(*call) for call in calls]
+        try:
+            return [result.result() for result in results]
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
 def select(weights: HostWeights, fragment: Fragment) -> HostWeights:
     """The parts of weights in a fragment: views, so that changes to them change the weights."""
-    return {name: refined(weights[name], _with_runs(weights[name].cuts, runs), runs) for name, runs in fragment.items()}
+    return {name: refined(weights[name], weights[name].cuts, runs) for name, runs in fragment.items()}
 
 
-def _with_runs(cuts: Cuts, runs: Any) -> Cuts:
-    return cuts if runs is None else (tuple(sorted({*cuts[0], *itertools.chain.from_iterable(runs)})), *cuts[1:])
-
-
-def refined(array: HostArray, cuts: Cuts, runs: Any = None) -> HostArray:
-    """Views of the parts in a finer grid, only of the rows in these runs."""
+def refined(array: HostArray, cuts: Cuts, runs: Sequence[Run] | None = None) -> HostArray:
+    """Views of the parts in a finer grid; of the rows in some runs, if they are given."""
+    if runs is not None:
+        cuts = (tuple(sorted({*cuts[0], *itertools.chain.from_iterable(runs)})), *cuts[1:])
     parts, own = {}, set()
     for index, values in array.parts.items():
         for cell in cells(cuts, index):
@@ -126,11 +134,10 @@ def digest_of(weights: HostWeights) -> dict[str, int]:
 
     The sums over all processes modulo 2**32 do not depend on the mesh.
     """
-    parts = [(name, a.shape, index, a.parts[index]) for name, a in weights.items() for index in a.own]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        sums = list(pool.map(lambda part: _digest(*part[1:]), parts))
+    names = [name for name, array in weights.items() for _ in array.own]
+    sums = in_parallel([(_digest, a.shape, index, a.parts[index]) for a in weights.values() for index in a.own])
     digests = dict.fromkeys(weights, 0)
-    for (name, *_), one in zip(parts, sums, strict=True):
+    for name, one in zip(names, sums, strict=True):
         digests[name] = (digests[name] + one) % 2**32
     return digests
 
@@ -144,16 +151,12 @@ def joined_digest(digests: Sequence[Mapping[str, int]]) -> str:
 
 def _digest(shape: tuple[int, ...], index: Index, values: np.ndarray) -> int:
     """The sum of the bits of a part, mixed with their positions in the whole array (the finalizer of MurmurHash3)."""
-    columns = values.shape[-1] if values.ndim else 1
-    rows = values.reshape(-1, columns)
-    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    starts = np.zeros(1, np.uint32)
-    for (start, stop), stride in zip(index[:-1], strides[:-1], strict=True):
-        along = np.arange(start, stop, dtype=np.uint32) * np.uint32(stride % 2**32)
-        starts = (starts[:, None] + along).reshape(-1)
-    first = index[-1][0] if index else 0
-    within_row = np.arange(first, first + columns, dtype=np.uint32)
-    total, step = 0, max(1, _TILE // max(1, columns))
+    strides = [math.prod(shape[i + 1 :]) % 2**32 for i in range(len(shape))]
+    along = [np.arange(*one, dtype=np.uint32) * np.uint32(n) for one, n in zip(index, strides, strict=True)]
+    *outer, within_row = [np.zeros(1, np.uint32), *along]
+    starts = functools.reduce(np.add.outer, outer, np.zeros((), np.uint32)).reshape(-1)
+    rows = values.reshape(len(starts), within_row.size)
+    total, step = 0, max(1, _TILE // max(1, within_row.size))
     for row in range(0, len(rows), step):
         positions = starts[row : row + step, None] + within_row
         positions *= np.uint32(0x9E3779B1)
