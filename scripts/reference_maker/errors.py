@@ -34,6 +34,7 @@ AREAS = {
     'distill': ('Distillation', 'research.md#distillation'),
     'run': ('Starting and resuming runs', 'reliability.md'),
     'checkpoint': ('Checkpoints', 'reliability.md#checkpoints'),
+    'federation': ('Runs that share only a bucket', 'storage.md'),
     'storage': ('Buckets', 'storage.md'),
     'plan': ('Planning and compiling ahead', 'scaling.md'),
     'hlo': ('Compiled programs', 'scaling.md'),

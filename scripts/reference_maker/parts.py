@@ -19,6 +19,7 @@ WHAT = {
     'cost': 'formulas: FLOPs, memory, time',
     'hlo': 'readers of compiled programs',
     'system': 'the operating system: cores, memory, locks',
+    'federation': 'runs that share only a bucket',
     'storage': 'buckets of Google Cloud Storage and S3',
     'config': 'the schema of configurations, and the registry',
     'data': 'from text to batches',

@@ -22,6 +22,7 @@ from pretrax.system.json_file import parse_json
 
 FORMAT = 1
 ISLANDS = 'federation.islands'  # the term that says how many shares there are
+TABLE = 'federation.json'
 LARGEST_TABLE = 4096  # islands
 _NAME = re.compile('[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
 _KEY = re.compile('([A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*')
@@ -285,7 +286,7 @@ class Closing(Stored):
 
 
 def table_path(place: ConditionalPath) -> ConditionalPath:
-    return place / 'federation.json'
+    return place / TABLE
 
 
 def island_path(place: ConditionalPath, name: str) -> ConditionalPath:

@@ -16,12 +16,15 @@ import numpy as np
 
 from pretrax.amounts import age, natural_order
 from pretrax.errors import UserError, first_line, system_errors
+from pretrax.federation.objects import TABLE
 from pretrax.observe.attempts import FAILED, FINISHED, LOST, RUNNING, STOPPED, State, attempts_of, read_attempts
 from pretrax.observe.attempts import FILE as ATTEMPTS
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.parts import PART, parts_of
+from pretrax.view.federation.lines import as_file, metric_lines
+from pretrax.view.federation.read import NEWEST, is_federation, read_federation
 from pretrax.view.record.columns import Columns, parse_columns
-from pretrax.view.record.state import state_of
+from pretrax.view.record.state import RunState, state_of
 from pretrax.view.record.verdict import KEYS, Losses, verdict
 from pretrax.view.tables import text_table
 
@@ -50,6 +53,7 @@ class RunSummary:
     tokens_per_second: float | None = None  # tokens per second of the newest line that has one
     written: float | None = None  # when the last line was written, seconds since 1970
     verdict: str = ''  # what is wrong with its losses, such as 'diverged: ...'
+    islands: int | None = None  # of a federation
     is_partial: bool = False  # the file is so large that the best validation loss is that of its last 8 MiB
 
     @property
@@ -113,14 +117,21 @@ def summary(name: str, path: AnyPath) -> RunSummary:
 
 def _summary(name: str, path: AnyPath) -> RunSummary:
     content, is_partial, changed = _end_of(path / METRICS)
+    federation = read_federation(path, newest=NEWEST) if not content and is_federation(path) else None
+    if federation is not None:
+        content = as_file(metric_lines(federation))
+        is_partial = bool(federation.rounds) and federation.rounds[0].number > 1
     tail = content[-_TAIL:]
     metrics = parse_columns(tail if len(tail) == len(content) else tail.partition(b'\n')[2])
     try:
-        config = (path / 'config.yaml').read_bytes()
+        config = (path / (federation.config if federation is not None else 'config.yaml')).read_bytes()
     except FileNotFoundError:
         config = b''
     steps = int(match[1]) if (match := re.search(rb'^steps: *(\d{1,15})\b', config, re.MULTILINE)) else None
-    state = state_of(path, attempts_of(read_attempts(path)), metrics, steps)
+    if federation is not None:
+        state = RunState(*federation.state)
+    else:
+        state = state_of(path, attempts_of(read_attempts(path)), metrics, steps)
     best, best_step = _best_validation(content) or (None, None)
     times = metrics.known_times
     return RunSummary(
@@ -136,6 +147,7 @@ def _summary(name: str, path: AnyPath) -> RunSummary:
         tokens_per_second=metrics.last('tokens_per_second'),
         written=float(times[-1]) if len(times) else changed,
         verdict=_verdict(content, metrics),
+        islands=None if federation is None else len(federation.islands),
         is_partial=is_partial,
     )
 
@@ -190,7 +202,8 @@ def find_runs(directory: AnyPath) -> dict[str, AnyPath]:
     def search(place: str, depth: int) -> None:
         with os.scandir(place) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
-        if _FILES & {entry.name for entry in found}:
+        names = {entry.name for entry in found}
+        if _FILES & names or (TABLE in names and is_federation(Path(place))):
             relative = os.path.relpath(place, directory)
             runs[relative if relative != '.' else directory.absolute().name] = Path(place)
         elif depth < _DEPTH:
@@ -206,9 +219,12 @@ def find_runs(directory: AnyPath) -> dict[str, AnyPath]:
 def _runs_in_bucket(directory: BucketPath) -> dict[str, AnyPath]:
     """The runs under a prefix, from one listing."""
     places: set[str] = set()
+    federations: set[str] = set()
     for key in directory.files():
         parts = key.split('/')
         places |= {'/'.join(parts[:depth]) for depth in range(min(_DEPTH + 1, len(parts))) if parts[depth] in _FILES}
+        federations |= {'/'.join(parts[:-1])} if parts[-1] == TABLE and len(parts) <= _DEPTH + 1 else set()
+    places |= {place for place in federations - places if is_federation(directory / place)}
     outermost = [place for place in sorted(places) if not any(place.startswith(f'{other}/') for other in places)]
     if '' in outermost:
         return {directory.name: directory}
@@ -228,7 +244,7 @@ def rows_of(runs: Sequence[RunSummary], now: float | None = None) -> list[list[s
         rows.append(
             [
                 run.name,
-                run.state + (f', {run.verdict.partition(":")[0]}' if run.verdict else ''),
+                ', '.join(filter(None, [run.state, run.why if run.islands else '', run.verdict.partition(':')[0]])),
                 f'{run.step:,}' + (f'/{run.steps:,}' if run.steps else ''),
                 '' if run.progress is None else f'{run.progress:.0%}',
                 _number(run.loss, '.4f'),

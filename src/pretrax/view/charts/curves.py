@@ -15,6 +15,7 @@ from pretrax.errors import UserError, printable, system_errors
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.view.charts.chart import Chart, Line, Panel
 from pretrax.view.definitions import definition_of
+from pretrax.view.federation.read import is_federation
 from pretrax.view.record.columns import Columns, extremes, read_metrics_columns
 from pretrax.view.record.run_record import no_such_run
 from pretrax.view.tables import csv_table
@@ -208,7 +209,7 @@ def _load(path: AnyPath, name: str, keys: Collection[str] | None) -> RunMetrics:
     file = path / 'metrics.jsonl' if is_run else path
     warnings: list[str] = []
     with system_errors(f'{file} cannot be read'):
-        if not file.exists():
+        if not (file.exists() or is_federation(file.parent)):
             raise UserError(no_such_run(path))
         if isinstance(file, pathlib.Path) and (file.is_char_device() or file.is_block_device()):
             raise UserError(f'{file} is a device; expected a run directory or a metrics file')

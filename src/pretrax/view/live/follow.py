@@ -17,6 +17,8 @@ from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.connection import BucketError
 from pretrax.storage.index import read_entries
 from pretrax.storage.parts import PART, parts_of
+from pretrax.view.federation.lines import Lines, as_file
+from pretrax.view.federation.read import Federation, read_federation
 
 CHUNK = 4 << 20  # bytes of one read
 _LONGEST = 16 << 20  # bytes of a line; a longer one is not ours
@@ -180,6 +182,22 @@ class BucketTail(Tail):
 
     def _may_have_more(self, content: bytes) -> bool:
         return self._part is not None and bool(content) and self._in_object >= PART
+
+
+class FederationTail(Tail):
+    """The rounds of a federation as lines of metrics. `federation`: as it was read last, without earlier rounds."""
+
+    def __init__(self, path: AnyPath):
+        self._path, self._lines = path, Lines()
+        self.federation: Federation | None = None
+        super().__init__()
+
+    def _more(self) -> bytes:
+        self.federation = read_federation(self._path, self._lines.next)
+        return as_file(self._lines.make(self.federation.rounds, self.federation.taken))
+
+    def _may_have_more(self, content: bytes) -> bool:
+        return False
 
 
 def open_tail(path: AnyPath) -> Tail:

@@ -22,8 +22,10 @@ from pretrax.observe.attempts import Attempt, attempts_of, is_event
 from pretrax.observe.step_lines import SAMPLES as SAMPLES_FILE
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.system.line_files import read_lines
+from pretrax.view.federation.read import Federation, is_federation
+from pretrax.view.federation.tables import open_text
 from pretrax.view.live.curves import MOST_KEYS, TIME, Curves
-from pretrax.view.live.follow import open_tail
+from pretrax.view.live.follow import FederationTail, open_tail
 from pretrax.view.record.columns import Columns, parse_columns
 from pretrax.view.record.run_record import is_sample
 from pretrax.view.record.settings import parse_settings, value_of
@@ -63,7 +65,7 @@ class WatchedRun:
         self.heard: float | None = None  # when the newest line was written, or else read, in seconds since 1970
         self.curves = Curves()
         self._lock = threading.Lock()
-        self._metrics = open_tail(path / 'metrics.jsonl')
+        self._open_metrics()
         self._new_curves: Curves | None = None  # of a file that replaced another one, until it is read to its end
         self._replaced = False
         self._attempts = _Records(path / ATTEMPTS, is_event, MOST_EVENTS)
@@ -90,7 +92,8 @@ class WatchedRun:
                 self._problem = f'{error.filename or self.path}: {error.strerror}'
             except Exception as error:  # caused by the contents of the files; the other runs are still watched
                 self._problem = f'{type(error).__name__}: {str(error)[:200]}'
-                self._metrics, self._new_curves = open_tail(self.path / 'metrics.jsonl'), Curves()
+                self._open_metrics()
+                self._new_curves = Curves()
             events = [Event('samples', self._sample_data())] if has_samples else []
             curves: dict[str, Any] = {'id': self.id, 'keys': self.curves.changes()}
             if self._replaced:
@@ -113,6 +116,15 @@ class WatchedRun:
         """The data of the event `run`."""
         with self._lock:
             return self._unlocked_info()
+
+    def _open_metrics(self) -> None:
+        file = self.path / 'metrics.jsonl'
+        is_run = not is_federation(self.path) or file.exists()
+        self._metrics = open_tail(file) if is_run else FederationTail(self.path)
+
+    @property
+    def _federation(self) -> Federation | None:
+        return self._metrics.federation if isinstance(self._metrics, FederationTail) else None
 
     def _read_metrics(self) -> bool:
         self.more = False  # if this read fails, the next one waits
@@ -138,13 +150,18 @@ class WatchedRun:
 
     def _read_config(self) -> None:
         try:
-            settings, _ = parse_settings((self.path / 'config.yaml').read_text(encoding='utf-8'))
+            file = self._federation.config if self._federation is not None else 'config.yaml'
+            settings, _ = parse_settings((self.path / file).read_text(encoding='utf-8'))
         except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
             return
         steps = value_of(settings, 'steps')
         self._steps = steps if type(steps) is int and abs(steps) < 2**62 else None
 
     def _read_state(self) -> None:
+        if self._federation is not None:
+            self.state, trains = self._federation.state
+            self._why = ', '.join(filter(None, [trains, open_text(self._federation)]))
+            return
         attempts, step = attempts_of(self._attempts.records), self.curves.last_step
         if isinstance(self.path, Path) and not self.path.is_dir():
             self.state = REMOVED if self.heard is not None or self.state == REMOVED else WAITING
@@ -198,6 +215,8 @@ class WatchedRun:
         curves, found = self.curves, []
         if self._problem:
             found.append(f'cannot be read: {self._problem}')
+        if self._federation is not None:
+            found += self._federation.problems
         if is_stalled:
             found.append('stalled: no new line for much longer than usual')
         losses = {}

@@ -19,6 +19,8 @@ from pretrax.errors import Report
 from pretrax.observe.metrics import is_metrics, open_metrics, restored
 from pretrax.storage import AnyPath
 from pretrax.system.line_files import Line, not_a_record, parse_lines, read_pieces
+from pretrax.view.federation.lines import as_file, metric_lines
+from pretrax.view.federation.read import is_federation, read_federation
 
 _IN_NUMBERS = b'0123456789.+-E'
 _SEPARATED = bytes.maketrans(b'}\n', b' ,')
@@ -73,13 +75,16 @@ class Columns(Mapping[str, Column]):
 def read_metrics_columns(path: AnyPath, report: Report, keys: Collection[str] | None = None) -> Columns:
     """All numbers of a `metrics.jsonl`, or of its parts in a bucket; of these keys or of all.
 
+    A federation that is in the directory of the file, which does not exist, has the lines of its rounds.
+
     Args:
         report: receives a warning for each line that is not one of metrics.
 
     Raises:
         UserError: the file does not exist.
     """
-    with open_metrics(path) as file:
+    is_file = path.exists() or not is_federation(path.parent)
+    with open_metrics(path) if is_file else io.BytesIO(as_file(metric_lines(read_federation(path.parent)))) as file:
         return read_columns(file, keys=keys, skip=lambda line: report(not_a_record(path, line, 'a line of metrics')))
 
 

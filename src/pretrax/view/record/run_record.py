@@ -9,6 +9,7 @@ record.axis('tokens', record.metrics['loss'])
 import contextlib
 import dataclasses
 import difflib
+import io
 import pathlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,12 +26,15 @@ from pretrax.observe.step_lines import SAMPLES
 from pretrax.storage import AnyPath, BucketPath, locate_run
 from pretrax.storage.parts import open_joined, read_records
 from pretrax.system.json_file import parse_json
+from pretrax.view.federation.lines import as_file, metric_lines
+from pretrax.view.federation.read import Federation, is_federation, read_federation
 from pretrax.view.record.columns import Column, Columns, parse_columns, read_columns
 from pretrax.view.record.settings import Setting, parse_settings, value_of
 from pretrax.view.record.state import RunState, state_of
 from pretrax.view.record.verdict import KEYS, verdict_of
 
 _EXACT = (*KEYS, 'bits_per_byte', 'val_bits_per_byte', 'tokens_per_second', 'mfu')
+_OF_AN_ISLAND = ('name', 'run_dir', 'federation.name')  # settings that are not those of its federation
 AXES = ('step', 'tokens', 'flops', 'time')
 
 
@@ -55,7 +59,10 @@ class Size(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """A run, as its files describe it. Missing files give empty values or None."""
+    """A run, as its files describe it. Missing files give empty values or None.
+
+    A federation is a run whose lines are those of its rounds, with the configuration of its first island.
+    """
 
     name: str  # from its configuration, else that of the directory
     path: AnyPath  # the run directory, on a disk or in a bucket
@@ -72,6 +79,7 @@ class RunRecord:
     samples: list[dict[str, Any]]  # the lines of `samples.jsonl`: {"step", "prompt", "text"}
     state: RunState  # whether it runs, and how it ended
     warnings: list[str]  # what could not be read, for the user
+    federation: Federation | None = None
 
     def setting(self, key: str) -> Any:
         """The value of a dotted key of the configuration."""
@@ -81,6 +89,14 @@ class RunRecord:
         """A section of `environment.json`; {} if it has none."""
         found = self.environment.get(key)
         return found if isinstance(found, dict) else {}
+
+    @property
+    def island(self) -> str:
+        """Which island of which federation it is; '' if it is none."""
+        bucket = self.setting('federation.bucket')
+        if not bucket or self.federation is not None:
+            return ''
+        return f'island {self.setting("federation.name") or self.name} of the federation {bucket}'
 
     @property
     def last_step(self) -> int:
@@ -97,7 +113,7 @@ class RunRecord:
     def batch_tokens(self) -> int | None:
         """Tokens per step; of the largest batches, if they grow."""
         tokens = self.setting('batch.tokens')
-        if type(tokens) is int and tokens > 0:
+        if type(tokens) is int and tokens > 0 and self.federation is None:
             return tokens
         if sizes := _sizes(self.environment):
             return sizes[-1].tokens
@@ -112,12 +128,18 @@ class RunRecord:
 
     def trained(self, steps: np.ndarray, name: str = 'tokens') -> np.ndarray | None:
         """The 'tokens' or 'flops' of the first steps, for each number of steps; None if they are not known."""
+        if self.federation is not None:
+            return self._tokens_in_rounds(steps) if name == 'tokens' else None
         per_step = [size.tokens * (1 if name == 'tokens' else size.flops_per_token or 0) for size in self.sizes]
         if not all(per_step) or not per_step:
             return None
         firsts = [size.step for size in self.sizes]
         parts = zip(firsts, [*firsts[1:], np.inf], per_step, strict=True)
         return np.sum([(np.clip(steps, first, stop) - first) * amount for first, stop, amount in parts], axis=0)
+
+    def _tokens_in_rounds(self, steps: np.ndarray) -> np.ndarray | None:
+        column = self.metrics.get('tokens')
+        return None if column is None else np.interp(steps, [0, *column.steps], [0, *column.values])
 
     @property
     def flops_per_token(self) -> float | None:
@@ -188,7 +210,11 @@ def read_run(run: str | AnyPath, files: pathlib.Path | None = None, exact: Seque
     warnings: list[str] = []
     with system_errors(f'{path} cannot be read'):
         metrics = _metrics(source, exact)
-        config = _bytes(source / 'config.yaml')
+        federation = read_federation(path) if metrics is None and is_federation(path) else None
+        if federation is not None:
+            lines = io.BytesIO(as_file(metric_lines(federation)))
+            metrics, warnings = read_columns(lines, exact=(*_EXACT, *exact)), [*federation.problems]
+        config = _bytes(source / (federation.config if federation is not None else 'config.yaml'))
         startup = _bytes(source / 'startup.txt')
         events = read_attempts(source)
         if metrics is None and config is None and not events:
@@ -201,8 +227,14 @@ def read_run(run: str | AnyPath, files: pathlib.Path | None = None, exact: Seque
             warnings.append(f'{path / "metrics.jsonl"}: {metrics.skipped:,} lines are not lines of metrics')
         if not len(metrics.steps):
             warnings.append(f'{path} has no metrics yet')
+        if federation is not None:
+            settings = [setting for setting in settings if setting.key not in _OF_AN_ISLAND]
         name, steps = value_of(settings, 'name'), value_of(settings, 'steps')
         attempts = attempts_of(events)
+        if federation is not None:
+            state = RunState(*federation.state)
+        else:
+            state = state_of(path, attempts, metrics, steps if type(steps) is int else None)
         return RunRecord(
             name=str(name or (path.name if isinstance(path, BucketPath) else path.absolute().resolve().name)),
             path=path,
@@ -216,8 +248,9 @@ def read_run(run: str | AnyPath, files: pathlib.Path | None = None, exact: Seque
             pauses=read_pauses(source),
             checkpoints=saved_checkpoints(path / 'checkpoints', warnings),
             samples=read_records(source / SAMPLES, is_sample),
-            state=state_of(path, attempts, metrics, steps if type(steps) is int else None),
+            state=state,
             warnings=warnings,
+            federation=federation,
         )
 
 

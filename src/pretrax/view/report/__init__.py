@@ -7,6 +7,7 @@ of every curve exactly, so that the page can zoom to single steps.
 import base64
 import json
 import pathlib
+from typing import Any
 
 from pretrax.amounts import duration
 from pretrax.errors import system_errors
@@ -14,6 +15,7 @@ from pretrax.storage import AnyPath
 from pretrax.storage.locate import write_whole
 from pretrax.view.charts.page import compressed_plotly, in_script
 from pretrax.view.definitions import FIGURES
+from pretrax.view.federation.tables import ISLANDS, ROUNDS, island_rows, open_text, round_rows
 from pretrax.view.record.causes import shares_text
 from pretrax.view.record.run_record import RunRecord, read_run
 from pretrax.view.report import facts
@@ -22,6 +24,7 @@ from pretrax.view.report.encoding import Arrays
 from pretrax.view.template import template
 
 FILE = 'report.html'
+_ROUNDS = 200  # the newest ones
 
 
 def write_report(run: str | AnyPath, out: AnyPath | None = None, files: pathlib.Path | None = None) -> AnyPath:
@@ -69,6 +72,7 @@ def render(record: RunRecord, directory: AnyPath) -> str:
         layers=layer_charts(layers),
         tiles=tiles,
         more_figures=' · '.join(f'{definition.name} {value}' for definition, value in tiles[5:]),
+        **_federation(record),
         attempts=facts.attempt_rows(record),
         causes=facts.time_rows(record),
         causes_hint=shares_text(record.seconds),
@@ -86,3 +90,15 @@ def render(record: RunRecord, directory: AnyPath) -> str:
         memory_hint=' · '.join(f'{name} {amount.partition(":")[0]}' for name, amount in memory_rows),
         time_hint=f'{duration(measured)}, measured' if measured else '',
     )
+
+
+def _federation(record: RunRecord) -> dict[str, Any]:
+    """The tables of a federation; empty ones of another run."""
+    found = record.federation
+    return {
+        'islands': island_rows(found) if found is not None else [],
+        'rounds': round_rows(found, _ROUNDS) if found is not None else [],
+        'open_round': open_text(found) if found is not None else '',
+        'island_head': ISLANDS,
+        'round_head': ROUNDS,
+    }
