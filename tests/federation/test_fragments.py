@@ -60,6 +60,14 @@ def test_layers_in_names_and_arrays_without_layers():
     assert set(second) == {'blocks.1.w', 'table'}
 
 
+def test_a_weight_with_a_number_in_its_name_is_not_stacked():
+    """As those of an NNX module with a list of layers."""
+    shapes = {f'layers.{layer}.up.kernel': (8, 32) for layer in range(4)}
+    first, second = fragments(shapes, 2, {name: range(8) for name in shapes})
+    assert first == {'layers.0.up.kernel': None, 'layers.2.up.kernel': None}
+    assert second == {'layers.1.up.kernel': None, 'layers.3.up.kernel': None}
+
+
 def test_too_many_fragments_are_refused():
     with pytest.raises(UserError, match=r'federation\.fragments=6'):
         fragments(DECODER, 6, LAYERS | {'layers.q': [0] * 6, 'layers.norm1': [0] * 6})

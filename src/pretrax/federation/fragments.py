@@ -21,8 +21,8 @@ def fragments(
 
     Args:
         shapes: of the weights, by dotted name.
-        layers: for stacked weights [layers, ...], the number of the layer that each row belongs to. An array that is
-            not in it is not stacked; a number in its name, as in 'blocks.3.mlp.up', is that of its layer.
+        layers: for stacked weights [layers, ...], the number of the layer that each row belongs to. An array with a
+            number in its name, as 'blocks.3.mlp.up', is not stacked: the number is that of its layer.
 
     Raises:
         UserError: a fragment would be empty.
@@ -33,15 +33,16 @@ def fragments(
     sizes = [0] * count
     others = []
     for name, shape in shapes.items():
-        if layers and name in layers:
+        numbers = [int(part) for part in name.split('.') if part.isdecimal()]
+        if numbers:
+            parts[numbers[0] % count][name] = None
+            sizes[numbers[0] % count] += math.prod(shape)
+        elif layers and name in layers:
             for part, fragment in enumerate(parts):
                 rows = [row for row, layer in enumerate(layers[name]) if layer % count == part]
                 if rows:
                     fragment[name] = tuple((row, row + 1) for row in rows)
                     sizes[part] += len(rows) * math.prod(shape[1:])
-        elif (layer := _layer_in(name)) is not None:
-            parts[layer % count][name] = None
-            sizes[layer % count] += math.prod(shape)
         else:
             others.append(name)
     for name in sorted(others, key=lambda name: (-math.prod(shapes[name]), name)):
@@ -51,7 +52,3 @@ def fragments(
     if not all(parts):
         raise UserError(f'federation.fragments={count}: the model has too few layers\nuse fewer fragments')
     return parts
-
-
-def _layer_in(name: str) -> int | None:
-    return next((int(part) for part in name.split('.') if part.isdecimal()), None)
