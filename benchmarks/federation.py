@@ -42,7 +42,7 @@ STEPS, TOKENS, LENGTH = 1200, 1024, 128  # TOKENS: of an island in a step
 MESH = ['mesh.r=1', 'mesh.d=1']
 MODEL = 'model={n_layers: 4, d_model: 64, attention: {n_heads: 2, n_kv_heads: 1}}'
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
-POWERS = (-9, -8, -7, -6)  # of two: the learning rates that are tried
+POWERS = (-9, -8, -7)  # of two: the learning rates that are tried first
 TUNED = 100  # the interval with which the learning rate of the islands is chosen
 
 
@@ -92,7 +92,12 @@ def main() -> None:
         return row['val_loss']
 
     def best(case: Case) -> int:
-        return min(POWERS, key=lambda power: loss(case._replace(power=power)))
+        """The best power of two, with worse ones on both sides of it."""
+        powers = {power: loss(case._replace(power=power)) for power in POWERS}
+        while (power := min(powers, key=powers.__getitem__)) in (min(powers), max(powers)):
+            for near in (power - 1, power + 1):
+                powers[near] = loss(case._replace(power=near))
+        return power
 
     cases = list(dict.fromkeys(case for part in arguments.parts for case in cases_of(part)))
     inner = best(Case(4, TUNED))
