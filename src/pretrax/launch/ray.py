@@ -234,6 +234,7 @@ class RayProgram:
         del streams
         self._ray = cluster.ray
         self._actor = cluster.actor(RayWorker, bundle, command, directory, environment)
+        self._told: Any = None  # Ray's reference to the newest call that has to be done before the next
         self.returncode: int | None = None
         reading, writing = os.pipe()
         self.stdout = open(reading, 'rb', 0)  # noqa: SIM115  the agent closes it
@@ -244,8 +245,7 @@ class RayProgram:
         """Copies the output, and then learns the exit code; that of an actor that is lost is SIGKILL."""
         with open(writing, 'wb', 0) as output:
             try:
-                read = self._actor.read.options(concurrency_group='output')
-                while isinstance(piece := self._ray.get(read.remote()), bytes):
+                while isinstance(piece := self._ray.get(self._actor.read.remote()), bytes):
                     output.write(piece)
             except self._ray.exceptions.RayError:
                 piece = -signal.SIGKILL
@@ -257,11 +257,11 @@ class RayProgram:
 
     def write_line(self, line: bytes) -> None:
         """See `Child`."""
-        self._actor.write_line.remote(line)
+        self._told = self._actor.write_line.remote(line, self._told)
 
     def close_input(self) -> None:
         """See `Child`."""
-        self._actor.close_input.remote()
+        self._told = self._actor.close_input.remote(self._told)
 
     def wait_up_to(self, seconds: float) -> None:
         """See `Child`."""
@@ -275,19 +275,24 @@ class RayProgram:
 
 
 class RayWorker:
-    """A Ray actor that runs Python with some arguments. The program ends with it. It needs no Ray."""
+    """A Ray actor that runs Python with some arguments. The program ends with it. It needs no Ray.
+
+    Methods run at once. What has to be done before a method is an argument of it, which Ray waits for.
+    """
 
     def __init__(self, arguments: Sequence[str], directory: str, environment: Mapping[str, str]):
         streams: dict[str, Any] = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT}
         variables = {**os.environ, **environment}
         self._program = Child([sys.executable, *arguments], variables, cwd=directory, **streams)
 
-    def write_line(self, line: bytes) -> None:
+    def write_line(self, line: bytes, before: None) -> None:
         """Writes a line to its standard input."""
+        del before
         self._program.write_line(line)
 
-    def close_input(self) -> None:
+    def close_input(self, before: None) -> None:
         """Ends its standard input, on which it ends."""
+        del before
         self._program.close_input()
 
     def end(self) -> None:
@@ -295,7 +300,7 @@ class RayWorker:
         self._program.kill_all()
 
     def read(self) -> bytes | int:
-        """Waits for output; at the end it is the exit code. It runs beside the other methods."""
+        """Waits for output; at the end it is the exit code."""
         assert self._program.stdout is not None
         return os.read(self._program.stdout.fileno(), 1 << 16) or self._program.wait()
 

@@ -96,20 +96,19 @@ class Cluster:
         return [node if node in alive else '' for node in found]
 
     def actor(self, kind: type, bundle: Bundle, *arguments: Any) -> Any:
-        """An actor with the resources of a worker. Its methods run one at a time in each of two groups, one of which is
-        called `output`.
-        """
+        """An actor with the resources of a worker. Several of its methods run at once."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         others = {name: amount for name, amount in self.bundle.items() if name not in ('CPU', 'GPU')}
         return (
-            self.ray.remote(concurrency_groups={'output': 1})(kind)
+            self.ray.remote(kind)
             .options(
                 num_cpus=self.bundle.get('CPU', 0),
                 num_gpus=self.bundle.get('GPU', 0),
                 resources=others,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(*bundle),
                 max_restarts=0,
+                max_concurrency=8,
             )
             .remote(*arguments)
         )
