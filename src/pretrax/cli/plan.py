@@ -22,10 +22,12 @@ class Asked(Configuration):
     price: float | None = option('With --budget: the price of a chip-hour.', min=0)
     mttf: float | None = option('Predict the goodput with these hours between failures.', min=0.01)
     write_speed: float = option('GB/s at which a machine writes checkpoints.', default=1.26, min=0.001)
+    island_bandwidth: float | None = option('GB/s between an island and the bucket: predict the rounds.', min=1e-6)
     law: str | None = option('With --budget: a fit.json of `pretrax scaling`. [default: published]', metavar='FILE')
 
 
 def plan(asked: Asked) -> None:
+    from pretrax.cost.memory import shards_on_hosts
     from pretrax.cost.topology import parse_topology
 
     loaded = asked.load()
@@ -64,6 +66,14 @@ def plan(asked: Asked) -> None:
         every = loaded.checkpoint.every
         lines = goodput_lines(state, best.prediction.seconds, every, between, 1e9 * asked.write_speed)
         print('\n'.join(['', *lines]))
+    if asked.island_bandwidth is not None and best is not None:
+        from pretrax.config.batch import tokens_before
+        from pretrax.plan.federation import Rounds
+
+        hosts, held, shards = shards_on_hosts(best.mesh, hardware.devices_per_host)
+        bandwidth, readers = 1e9 * asked.island_bandwidth, hosts * held / shards
+        rounds = Rounds(loaded.federation, found.n_params, best.prediction.seconds, bandwidth, readers)
+        print('\n'.join(['', *rounds.lines(tokens_before(loaded.batch, loaded.steps))]))
     if asked.verify:
         print()
         for line in verified(loaded, hardware, found, compiled):

@@ -45,6 +45,7 @@ in the compute dtype. An exchange over e keeps nothing.
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from pretrax.amounts import size
@@ -54,7 +55,12 @@ from pretrax.cost.teacher import teacher_memory
 from pretrax.model.architecture import CHUNK, Architecture
 from pretrax.model.expert_slots import ROOM
 
-IN_HOST = {'host': 'offloaded', 'snapshot': 'copy of the state for a checkpoint'}  # field of `Memory`: its text
+# Field of `Memory`: its text
+IN_HOST = {
+    'host': 'offloaded',
+    'snapshot': 'copy of the state for a checkpoint',
+    'island': 'weights, momentum and differences of the federation',
+}
 # Bytes of a process on a CPU besides its arrays, measured for GPT-2 124M: Python and JAX, and while it compiles
 _OF_PROCESS, _OF_COMPILER = 450_000_000, 1_350_000_000
 _UNWRITTEN = 64 << 20  # bytes of a state, or an eighth of it, that a step on CPUs may copy: checkpoint/state_files.py
@@ -74,6 +80,7 @@ class Memory:
     teacher: int = 0  # of distillation: its weights, and what its forward pass holds in this phase
     host: int = 0  # in host memory: offloaded activations and parts of the state
     snapshot: int = 0  # in host memory while a checkpoint is written: a copy of the state; on CPUs of a part of it
+    island: int = 0  # in host memory: see `with_island`
     phase: str = dataclasses.field(default='', compare=False)  # the phase that needs most
 
     @property
@@ -86,7 +93,7 @@ class Memory:
 
     def process_text(self, n_devices: int) -> str:
         """The memory of a process with CPU devices, as text: while it steps, saves and compiles."""
-        stepping = n_devices * self.total + _OF_PROCESS
+        stepping = n_devices * (self.total + self.island) + _OF_PROCESS
         saving, compiling = stepping + n_devices * self.snapshot, n_devices * (self.weights + self.moments)
         return (
             f'the process: about {size(stepping)} while it steps, {size(saving)} while it saves, '
@@ -263,6 +270,20 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     if platform == 'cpu':
         parts['snapshot'] = min(whole, max(_UNWRITTEN, whole / 8))
     return Memory(**{name: math.ceil(n) for name, n in parts.items()}, phase=phase)
+
+
+def with_island(memory: Memory, arrays: float, mesh: Mapping[str, int], devices_per_host: int) -> Memory:
+    """Adds what an island of a federation holds in host memory: `arrays` as large as the weights."""
+    hosts, held, _ = shards_on_hosts(mesh, devices_per_host)
+    per_device = arrays * memory.weights * held * hosts / math.prod(mesh.values())
+    return dataclasses.replace(memory, island=math.ceil(per_device))
+
+
+def shards_on_hosts(mesh: Mapping[str, int], devices_per_host: int) -> tuple[int, int, int]:
+    """The hosts of a mesh, and how many different shards of the weights each of them has, and all of them have."""
+    devices = math.prod(mesh.values())
+    shards = devices // mesh['r'] // mesh['c']
+    return max(1, devices // devices_per_host), min(devices_per_host, shards), shards
 
 
 def memory_of(compiled: Any) -> int:

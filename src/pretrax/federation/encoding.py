@@ -36,6 +36,16 @@ def keeps_residual(encoding: Encoding) -> bool:
     return encoding in _LARGEST
 
 
+def arrays_held(encoding: Encoding, fragments: int) -> float:
+    """How many f32 numbers an island holds in host memory for each of its weights, while a round is taken.
+
+    These are the newest average, its momentum and what was sent; and of a fragment the difference, the mean difference,
+    the new average and the new momentum. Residuals are kept, and needed twice for a fragment.
+    """
+    rest = keeps_residual(encoding)
+    return 3 + rest + (4 + 2 * rest) / fragments
+
+
 def encoded_size(count: int, encoding: Encoding) -> int:
     """Bytes of `count` encoded numbers."""
     if encoding in _FLOATS:

@@ -1,12 +1,11 @@
 """The candidates of a plan: the values that a search chooses, and what it found with them."""
 
 import dataclasses
-import math
 import shlex
 from typing import Any
 
 from pretrax.amounts import size
-from pretrax.cost.memory import Memory
+from pretrax.cost.memory import Memory, shards_on_hosts
 from pretrax.cost.roofline import Prediction
 from pretrax.plan.compiled_facts import CompiledFact
 from pretrax.plan.layouts import sizes_of
@@ -52,8 +51,7 @@ class Candidate(Choice):
 
     def state_of_machine(self, devices: int) -> int:
         """Bytes that a machine with this number of devices writes of a checkpoint; replicas write nothing."""
-        n = math.prod(self.mesh.values())
-        return min(devices, n // self.mesh['r'] // self.mesh['c']) * self.memory.snapshot
+        return shards_on_hosts(self.mesh, devices)[1] * self.memory.snapshot
 
     @property
     def rank(self) -> float:

@@ -38,7 +38,7 @@ from pretrax.plan.compiled_facts import CompiledFact, CompiledFacts
 from pretrax.plan.keys import keys_left_out, left_out_lines
 from pretrax.plan.layouts import layouts
 from pretrax.plan.step import compile_ahead, schedule_of
-from pretrax.run.setup import build_model, build_recipe, open_source
+from pretrax.run.setup import build_model, build_recipe, in_island, open_source
 from pretrax.train.state import abstract_state
 from pretrax.train.update_cost import axes_of_cost, update_cost
 from pretrax.view.tables import terminal_width, text_table
@@ -169,6 +169,7 @@ class Planner:
         """
         step = self._facts(choice)
         memory = expected_memory(self.arch, self.n_stored_params, step)
+        memory = in_island(memory, self.config.federation, choice.mesh, self.hardware.devices_per_host)
         topology, by_default = self.hardware, by_default or self._removes_options(choice.mesh)
         shares = exposed_by_default(topology.device) if by_default else None
         prediction = predict(self.arch, self.n_stored_params, self.size.sequence_length, step, topology, shares)

@@ -73,8 +73,9 @@ def seen_batch(path: str, step: int | None, batch: int | None, report: Report) -
         )
     if shares > 1:
         if 'share' not in description:
-            problem = f'{path} is an island without a checkpoint, and only a checkpoint has the number of its share'
-            raise UserError(f'{problem} of the data\nwait until it has saved one')
+            raise UserError(
+                f'{path} is an island without a checkpoint, which has its share\nwait until it has saved one'
+            )
         source = Share(source, description['share'], shares)
     return SeenBatch(batch, source, rows_of(config.batch, batch))
 

@@ -23,17 +23,18 @@ from pretrax.config.batch import (
 from pretrax.config.batch_sizes import BatchSize
 from pretrax.config.registry import DEFAULTS
 from pretrax.config.schema import Batch as BatchSection
-from pretrax.config.schema import Checkpoint, Compiler, Distill, Eval, Faults, Log, Optimizer, Sample
+from pretrax.config.schema import Checkpoint, Compiler, Distill, Eval, Faults, Federation, Log, Optimizer, Sample
 from pretrax.config.schema import Mesh as MeshSection
 from pretrax.cost.eight_bits import eight_bits_of
 from pretrax.cost.flops import Flops
-from pretrax.cost.memory import Memory, expected_memory
+from pretrax.cost.memory import Memory, expected_memory, with_island
 from pretrax.cost.step_facts import ComputeDtype, StepFacts
 from pretrax.data.batches.prefetch import Waiting, prefetch
 from pretrax.data.batches.sequences import check_row_order, read_sequences
 from pretrax.data.batches.share import Share
 from pretrax.data.batches.source import DataRequest, HostBatch, Source
 from pretrax.errors import Report, UserError
+from pretrax.federation.encoding import arrays_held
 from pretrax.infer.sample import check_can_sample
 from pretrax.model.attention import kept_probabilities
 from pretrax.model.base import AutomaticModel, Model
@@ -81,6 +82,7 @@ class Run:
     sample: Sample
     checkpoint: Checkpoint
     faults: Faults
+    federation: Federation
     compiler: Compiler
     size: BatchSize
     mesh: Mesh
@@ -102,7 +104,7 @@ class Run:
 
     def with_share(self, index: int) -> 'Run':
         """The run of an island, with its share of the data. It has not been replaced by a share yet."""
-        source = Share(self.source, index, self.config.federation.shares)
+        source = Share(self.source, index, self.federation.shares)
         smaller = [dataclasses.replace(run, source=source) for run in self.smaller]
         return dataclasses.replace(self, source=source, smaller=smaller)
 
@@ -212,7 +214,19 @@ class Run:
 
 
 # What `Run` takes over from the configuration.
-_SECTIONS = ('name', 'run_dir', 'steps', 'init_from', 'log', 'eval', 'sample', 'checkpoint', 'faults', 'compiler')
+_SECTIONS = (
+    'name',
+    'run_dir',
+    'steps',
+    'init_from',
+    'log',
+    'eval',
+    'sample',
+    'checkpoint',
+    'faults',
+    'federation',
+    'compiler',
+)
 
 
 def prepare(
@@ -391,15 +405,8 @@ def open_source(config: RunConfig, report: Report) -> Source:
     """Opens the data, of all islands together. The first process prepares it; the others then find it prepared."""
     directory, longest = working_directory(config.run_dir) / 'data', config.batch.largest.sequence_length
     islands = config.federation.shares
-    request = DataRequest(
-        config.seed,
-        longest,
-        directory,
-        report,
-        steps=config.steps,
-        rows_before=lambda step: islands * rows_before(config.batch, step),
-        islands=islands,
-    )
+    facts = {'rows_before': lambda step: islands * rows_before(config.batch, step), 'islands': islands}
+    request = DataRequest(config.seed, longest, directory, report, config.steps, **facts)
 
     def build_source() -> Source:
         return build_component('data', config.data, request)
@@ -597,4 +604,13 @@ def step_facts(run: Run) -> StepFacts:
 def memory_of_run(run: Run, step: StepFacts | None = None) -> Memory | None:
     """Expected memory of a run, or of another step with its weights; None for a model without an architecture."""
     arch = run.recipe.model.arch
-    return None if arch is None else expected_memory(arch, run.n_stored_params, step or step_facts(run))
+    if arch is None:
+        return None
+    memory = expected_memory(arch, run.n_stored_params, step or step_facts(run))
+    return in_island(memory, run.federation, run.mesh.shape, len(run.mesh.local_devices))
+
+
+def in_island(memory: Memory, section: Federation, mesh: Mapping[str, int], devices_per_host: int) -> Memory:
+    """The memory of a run, with what it holds as an island of a federation, if it is one."""
+    arrays = arrays_held(section.encoding, section.fragments) if section.bucket is not None else 0
+    return with_island(memory, arrays, mesh, devices_per_host)

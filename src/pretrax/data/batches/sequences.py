@@ -51,8 +51,6 @@ def sources_of_sequences(source: Source, first: int, count: int, pieces: int, se
 def check_row_order(source: Source, name: str, sizes: Iterable[tuple[int, int]]) -> None:
     """Checks that a source gives the same rows in batches of different sizes. Reads at most eight rows per size.
 
-    The source of a share must do so for all islands, whose batches may have any size.
-
     Args:
         sizes: (first row, number of rows) of the first batch of each size.
 

@@ -1,14 +1,14 @@
 """The rows of one island of a federation. Row k of share i of N is row k N + i of the order that all islands share.
 
-So no row belongs to two islands, whatever their batches, meshes and speeds; and an island that is gone leaves out its
-own rows only. Letters: R rows.
+So no row belongs to two islands, whatever their batches, meshes and speeds.
 """
 
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Iterator
 
 import numpy as np
 
-from pretrax.data.batches.source import BatchFunction, HostBatch, Source
+from pretrax.data.batches.source import HostBatch, Source
 
 
 class Share(Source):
@@ -42,22 +42,6 @@ class Share(Source):
         else:
             yield from (slice(row, row + 1) for row in own)
 
-    @property
-    def source_names(self) -> tuple[str, ...]:
-        return self.source.source_names
 
-    @property
-    def validation_parts(self) -> Mapping[str, tuple[float, BatchFunction]]:
-        return self.source.validation_parts
-
-    @property
-    def reading(self) -> str | None:
-        return self.source.reading
-
-    @property
-    def tokenizer_sha256(self) -> str | None:
-        return self.source.tokenizer_sha256
-
-    @property
-    def tokenizer_begin(self) -> list[int] | None:
-        return self.source.tokenizer_begin
+for _name in ('source_names', 'reading', 'validation_parts', 'tokenizer_sha256', 'tokenizer_begin'):
+    setattr(Share, _name, property(operator.attrgetter(f'source.{_name}')))
