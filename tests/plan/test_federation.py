@@ -43,8 +43,8 @@ def rounds(numbers=1_000_000, step=0.5, bandwidth=1e6, readers=1.0, **values):
     [
         ('f32', 4 * 500_000),
         ('bf16', 2 * 500_000),
-        ('int8', 500_000 + 2 * 7_813),  # 500,000 / 64 blocks, rounded up, each with a scale in bf16
-        ('int4', 250_000 + 2 * 7_813),
+        ('int8', 7_813 * (64 + 2)),  # 500,000 / 64 blocks, rounded up, each with a scale in bf16
+        ('int4', 7_813 * (32 + 2)),
     ],
 )
 def test_an_island_sends_one_fragment_and_reads_those_of_all_islands(encoding, up):
