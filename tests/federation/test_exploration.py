@@ -148,9 +148,11 @@ class World:
 
     Args:
         steps: of each island; it contributes after each step.
+        skipping: islands that skip every other batch, as after a rollback.
     """
 
-    def __init__(self, names, steps):
+    def __init__(self, names, steps, skipping=''):
+        self.skipping = skipping
         self.steps, self.terms = steps, {ISLANDS: len(set(names))}
         self.table = Table(
             founder=names[0], terms=self.terms, islands={name: i for i, name in enumerate(sorted(set(names)))}
@@ -178,7 +180,7 @@ class World:
             closing = rounds.closing(number)
             anchor.append(self.members(rounds, closing))
             step = closing.step
-        batch = max(island.batch, step)
+        batch = max(island.batch, step, rounds.contributed(newest))
         return self.took(
             island,
             round=newest + 1,
@@ -210,7 +212,9 @@ class World:
         return island._replace(phase='announce', saved=(island,))
 
     def train(self, island):
-        return island._replace(step=island.step + 1, batch=island.batch + 1, own=(*island.own, island.batch))
+        skipped = 1 if island.name in self.skipping else 0
+        batch = island.batch + skipped
+        return island._replace(step=island.step + 1, batch=batch + 1, own=(*island.own, batch))
 
     def contribute(self, island, place, rounds):
         rounds.contribute(self.contribution(island))
@@ -538,7 +542,7 @@ def computed_once(monkeypatch):
     monkeypatch.setattr(Contribution, 'learned', learned_by)
 
 
-def explored(names, steps=1, bad=None, founded=True, foreign=None, **options):
+def explored(names, steps=1, skipping='', bad=None, founded=True, foreign=None, **options):
     """The states of islands, and how often they need patience.
 
     Args:
@@ -547,7 +551,7 @@ def explored(names, steps=1, bad=None, founded=True, foreign=None, **options):
         founded: the islands have their shares.
         foreign: {key: content} of objects that no island has written.
     """
-    world = World(names, steps)
+    world = World(names, steps, skipping)
     store = {('federation.json', world.table.content())} if founded else set()
     islands = [Island(name, bad=1 if name == bad else 0, lineage=names[:i].count(name)) for i, name in enumerate(names)]
     graph = Graph(world, islands, store | set((foreign or {}).items()), **options).explore()
@@ -575,6 +579,8 @@ FOREIGN = {'rounds/1/b.json': b'x', 'islands/a/state.json': b'y', 'rounds/1/d.js
         (TWO | {'crashes': 1, 'changes_numbers': True}, 5_000),
         (TWO | {'steps': 2, 'crashes': 1, 'foreign': FOREIGN}, 40_000),
         (TWO | {'steps': 2, 'bad': 'b'}, 5_000),
+        ({'names': 'a', 'steps': 4, 'skipping': 'a', 'crashes': 2}, 100),
+        (TWO | {'steps': 2, 'skipping': 'b', 'crashes': 1, 'mortal': 'b'}, 10_000),
         ({'names': 'aab'}, 10_000),
         ({'names': 'a', 'steps': 3, 'faults': 2, 'crashes': 1, 'changes_numbers': True}, 1_000),
         slow(THREE | {'crashes': 1, 'mortal': 'b'}, 400_000),

@@ -170,3 +170,13 @@ def test_an_island_that_contributes_and_stops_while_others_look_is_in_the_round(
 
     a._is_waited_for = meanwhile
     assert list(a.poll(1).contributions) == ['a', 'c']
+
+
+def test_an_island_that_lost_its_state_learns_which_batches_it_has_contributed(islands):
+    place, _, (a, b, c), _ = islands
+    a.contribute(contribution('a', step=20))
+    for number in (1, 2, 3):
+        closing_path(place, number).create(Closing(round=number, by='b', members={}, tokens=0, step=0).content())
+    contribution_path(place, 3, 'a').create(b'x')
+    b.contribute(contribution('b', 4, step=50))
+    assert [rounds.contributed(3) for rounds in (a, b, c)] == [20, 50, 0]

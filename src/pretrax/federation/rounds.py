@@ -141,6 +141,23 @@ class Rounds:
             low, high = (middle, high) if self.closing(middle) is not None else (low, middle)
         return low
 
+    def contributed(self, newest: int) -> int:
+        """The end of the batches that this island has contributed, for one that has lost its state; 0: none.
+
+        Args:
+            newest: the newest round that is closed; there may be a contribution to the one after it.
+        """
+        if (island_path(self._place, self._name) / 'state.json').read_version().content is None:
+            return 0  # a new island
+        for number in range(newest + 1, 0, -1):
+            try:
+                own = read_contribution(self._place, number, self._name)
+            except ObjectError:  # it was rejected
+                continue
+            if own is not None:
+                return own[0].last_batch
+        return 0
+
     def members(self, closing: Closing) -> dict[str, Contribution]:
         """The contributions of a round, in the order of their shares. Raises OSError, or ObjectError if one differs."""
         found = {}
