@@ -162,5 +162,4 @@ def test_a_dead_island_costs_one_patience(tmp_path, islands):
     for name in 'ab':
         run.outputs[name] += run.running[name].communicate(timeout=300)[0]
     closings = [json.loads((tmp_path / 'rounds' / str(n) / 'closed.json').read_bytes()) for n in range(1, 7)]
-    assert sum(closing['left_out'] == ['c'] for closing in closings) <= 1
-    assert all(set(closing['left_out']) <= {'c'} for closing in closings)
+    assert sum('c' in closing['left_out'] for closing in closings) <= 1
