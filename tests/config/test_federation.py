@@ -16,11 +16,6 @@ def test_a_run_trains_alone_unless_it_names_a_bucket():
     assert str(federated().federation.bucket) == 'gs://shared/model'
 
 
-def test_an_island_has_the_name_of_its_run_unless_it_has_its_own():
-    assert federated('name=night').island == 'night'
-    assert federated('name=night', name='north').island == 'north'
-
-
 @pytest.mark.parametrize(('section', 'kept'), [({}, 0.0), ({'delay': 3}, 0.5), ({'delay': 3, 'mixing': 0.0}, 0.0)])
 def test_only_an_island_that_trained_meanwhile_keeps_some_of_its_own_weights(section, kept):
     assert federated(**section).federation.kept_share == kept

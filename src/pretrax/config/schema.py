@@ -770,11 +770,6 @@ class RunConfig(Section):
         return self.init_from.path if isinstance(self.init_from, InitFrom) else self.init_from
 
     @property
-    def island(self) -> str:
-        """The name of the run among the islands of its federation."""
-        return self.federation.name or self.name
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """Decisions made while reading that the user should see, one line each."""
         return self._notes

@@ -178,6 +178,7 @@ class ByBatch(Own):
 def test_a_source_that_numbers_rows_by_batch_is_refused_as_islands_may_have_other_batches():
     check_row_order(ByBatch(), 'mine', [(0, 4)])
     check_row_order(Share(Own(), 1, 3), 'mine', [(0, 4)])
+    check_row_order(Share(ByBatch(), 0, 1), 'mine', [(0, 4)])
     with pytest.raises(UserError, match=r'data\.name=mine: islands may have batches of any size, but ByBatch') as error:
         check_row_order(Share(ByBatch(), 1, 3), 'mine', [(0, 4)])
     assert 'batch.tokens' not in str(error.value)

@@ -58,7 +58,7 @@ def check_row_order(source: Source, name: str, sizes: Iterable[tuple[int, int]])
         UserError: the rows differ.
     """
     why, way_out = 'batches grow', ', or do not let batch.tokens grow'
-    if isinstance(source, Share):
+    if isinstance(source, Share) and source.count > 1:
         why, way_out = 'islands may have batches of any size', ''
         sizes = [(0, source.count), *((first * source.count, count * source.count) for first, count in sizes)]
         source = source.source
