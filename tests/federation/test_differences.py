@@ -14,10 +14,13 @@ from pretrax.federation import differences
 from pretrax.federation.differences import DamagedPiecesError, add, check, read, write
 from pretrax.federation.encoding import NotFiniteError, encoded_size
 from pretrax.federation.fragments import fragments
-from pretrax.federation.host_weights import select, zeros_like
+from pretrax.federation.host_weights import select, to_devices, to_host, zeros_like
+from pretrax.model.weights import layers_with
 from pretrax.storage import BucketPath
 from pretrax.storage.connection import BucketError
 from pretrax.storage.shared_path import SharedPath
+from small import GPT2, LLAMA4, MIXTURE, mesh_of, transformer
+from small import random_weights as random_weights_of
 
 AUTHOR = "the difference of island 'b' in round 7"
 
@@ -62,6 +65,33 @@ def test_any_mesh_reads_what_any_other_has_written(place, process, monkeypatch, 
             inside = ~np.isnan(values)
             np.testing.assert_array_equal(values[inside], weights[name][inside])
         assert sum((~np.isnan(v)).sum() for v in joined(targets, SHAPES).values()) == numbers_in(fragment, SHAPES)
+
+
+@pytest.mark.parametrize(
+    ('options', 'writer', 'reader'),
+    [
+        (LLAMA4, {'e': 2, 't': 2, 'd': 2}, {'e': 4, 'd': 2}),  # dense layers and experts in turn
+        (MIXTURE, {'p': 2, 't': 2, 'd': 2}, {'r': 2, 'e': 4}),
+        (GPT2, {'d': 8}, {'p': 2, 't': 4}),
+    ],
+)
+def test_fragments_of_a_decoder_go_from_mesh_to_mesh(place, process, options, writer, reader):
+    def decoder(axes, values):
+        mesh = mesh_of(**axes)
+        with jax.set_mesh(mesh):
+            like = transformer(options, mesh, micro_batches=4).abstract()
+        return jax.tree.map(lambda x, one: jax.device_put(x, one.sharding), values, like)
+
+    values = random_weights_of(transformer(options))
+    source, target = to_host(decoder(writer, values)), to_host(decoder(reader, jax.tree.map(np.zeros_like, values)))
+    shapes, arch = {name: array.shape for name, array in source.items()}, transformer(options).arch
+    layers = {name: layers_with(arch, name.removeprefix('layers.')) for name in shapes if name.startswith('layers.')}
+    for number, fragment in enumerate(fragments(shapes, 2, layers)):
+        pieces, _ = written(place / str(number), [select(source, fragment)], 'f32', process)
+        read(place / str(number), pieces, select(target, fragment), AUTHOR)
+    back = to_devices(target, decoder(reader, values))
+    for actual, expected in zip(jax.tree.leaves(back), jax.tree.leaves(values), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize('encoding', ['f32', 'bf16', 'int8', 'int4'])
