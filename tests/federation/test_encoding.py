@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -35,6 +35,8 @@ def errors_allowed(values, encoding):
     return scale / 2 * (1 + 2.0**-20) + LARGEST[encoding] * 2.0**-126  # smaller scales are 0
 
 
+@example(values=np.zeros(0, np.float32), encoding='int8')
+@example(values=np.zeros(0, np.float32), encoding='int4')
 @given(values=NUMBERS, encoding=st.sampled_from(ENCODINGS))
 def test_the_error_is_within_the_definition_of_the_encoding(values, encoding):
     decoded, _ = round_trip(values, encoding)

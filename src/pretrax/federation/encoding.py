@@ -105,7 +105,8 @@ def decode(content: Buffer, encoding: Encoding, count: int) -> np.ndarray:
         _check_finite(numbers.view(np.uint32) >> 16)
         return numbers
     end = 2 * -(-count // BLOCK)
-    scales, codes = encoded[:end].view('<u2'), encoded[end:].view(np.int8).reshape(end // 2, -1)
+    width = BLOCK if encoding == 'int8' else BLOCK // 2
+    scales, codes = encoded[:end].view('<u2'), encoded[end:].view(np.int8).reshape(-1, width)
     _check_finite(scales)
     if encoding == 'int4':
         codes = np.concatenate([codes << 4 >> 4, codes >> 4], axis=1)
