@@ -13,7 +13,7 @@ from pretrax.observe.goodput import CAUSES, divide, goodput, read_pauses
 
 WORK = {
     'evaluate': 'evaluation', 'sample': 'evaluation', 'save': 'checkpoint', 'remember': 'checkpoint', 'data': 'data',
-    'compile': 'compile', 'replay': 'replay', 'trace': 'idle',
+    'compile': 'compile', 'replay': 'replay', 'trace': 'idle', 'federate': 'federation',
 }  # fmt: skip
 KILLED_IN = ('startup', 'preparation', 'compile', 'steps', 'steps', 'steps')
 

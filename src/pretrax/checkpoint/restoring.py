@@ -49,6 +49,8 @@ _KEYS = {
     'init_from',
     'optimizer': 'optimizer.name, freeze and groups have to stay as they were; another run can start from this one '
     'with init_from',
+    'island': 'federation.bucket and encoding have to stay as they were; another run can start from this one with '
+    'init_from',
     'loss_scale': 'precision.compute has to stay as it was; another run can start from this one with init_from',
 }
 _ALIGNED = 64  # bytes; the CPU backend takes an array with this alignment without a copy
@@ -111,7 +113,7 @@ def restore_newest(
     """Restores the newest undamaged checkpoint with a finite state, or a newer state in memory. Reports what it skips.
 
     Args:
-        like: the state, as for `restore`.
+        like: the state, as for `restore`; or a function that returns it for the description of a checkpoint.
         say: reports each skipped checkpoint.
         check: receives the description of a state before it is read; raises UserError if the state must not be used.
         good: restores only checkpoints that a rollback may return to. Otherwise, if no state is finite, the newest one
@@ -135,7 +137,7 @@ def restore_newest(
             place, manifest = _read(memory, step, line) if line else _read_agreed(directory, step)
             if may_use(manifest.description):
                 check(manifest.description)
-                restored = _restore(place, manifest, like)
+                restored = _restore(place, manifest, like(manifest.description) if callable(like) else like)
                 where = {'where': _where(place)} if isinstance(place, PiecedState) else {}
                 return step, restored, manifest.description | where
             if not has_finite_state(manifest.description):

@@ -45,7 +45,11 @@ class Entry:
 
 
 # Sections that most runs do not have, and what runs then: a run without them does not import it.
-_FEATURES = {'init_from': 'pretrax.weights.warm_start:warm_state', 'distill': 'pretrax.distill.teaching:Teaching'}
+_FEATURES = {
+    'init_from': 'pretrax.weights.warm_start:warm_state',
+    'distill': 'pretrax.distill.teaching:Teaching',
+    'federation': 'pretrax.run.federation:joined',
+}
 _PARTS = ('mixer', 'feed_forward', 'loss')  # of the decoder
 DECAYING = ('cosine', 'linear', 'wsd', 'inverse_sqrt', 'step', 'exponential', 'polynomial')  # schedules that decay
 _components: dict[str, dict[str, Entry]] = {
@@ -161,7 +165,7 @@ def section_of_checkpoint(kind: str, name: str, place: str) -> dict[str, Any] | 
 
 
 def feature(section: str) -> Any:
-    """The module that runs if a configuration has the section `init_from` or `distill`."""
+    """The module that runs if a configuration has the section `init_from`, `distill` or `federation`."""
     return imported(_FEATURES[section])
 
 

@@ -16,10 +16,10 @@ from pretrax.storage.parts import read_records
 
 PAUSES = 'pauses.jsonl'  # {"time", "step", "work", "seconds"} of each piece of work between steps
 CAUSES = ('kept', 'lost', 'compile', 'data', 'checkpoint', 'restore', 'detection', 'scheduling', 'startup')
-CAUSES += ('evaluation', 'replay', 'idle')
+CAUSES += ('evaluation', 'federation', 'replay', 'idle')
 # The cause of work in `pauses.jsonl`, if it is not the work itself.
 _OF_WORK = {'save': 'checkpoint', 'remember': 'checkpoint', 'finish': 'checkpoint'}
-_OF_WORK |= {'evaluate': 'evaluation', 'sample': 'evaluation'}
+_OF_WORK |= {'evaluate': 'evaluation', 'sample': 'evaluation', 'federate': 'federation'}
 # The cause of the time after an event.
 _NEXT = {'allocated': 'scheduling', 'started': 'startup', 'began': 'compile', 'failed': 'detection'}
 _NEXT |= {'finished': 'idle', 'stopped': 'idle'}

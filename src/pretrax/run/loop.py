@@ -57,7 +57,7 @@ class _Loop:
 
     def __init__(self, session: Session):
         self.session, self.run, self.state = session, session.run, session.start.state
-        self.checkpoints, self.watchdog, self.evaluation = session.checkpoints, session.watchdog, session.evaluation
+        self.watchdog, self.evaluation = session.watchdog, session.evaluation
         self.metrics, self.requests, self.report = session.metrics, session.requests, session.report
         self.rollbacks: int = session.start.description.get('rollbacks', 0)
         self.validation: dict[str, float] = {}
@@ -69,7 +69,7 @@ class _Loop:
         step: Step = lambda state, batch: self.compiled(state, batch)  # noqa: E731 - compiled again for larger batches
         with self.watchdog, self.session.traced(step) as traced:
             while not self._train(traced):
-                self._roll_back()
+                pass
             self.session.finish(int(self.state.step))
 
     def _compile(self, number: int, load: LoadStep | None = None) -> None:
@@ -79,11 +79,11 @@ class _Loop:
         self.metrics.compiled(self.compiled)
 
     def _train(self, step: Step) -> bool:
-        """Trains until the last step or a request to stop; False if a rollback is needed."""
+        """Trains until the last step or a request to stop; False after a jump to another step or batch."""
         run, first, first_batch = self.run, int(self.state.step), int(self.state.batch)
         most_skipped = run.faults.rollback_after or math.inf
         self.metrics.clock.start(first)
-        numbers = range(first_batch, first_batch + run.steps - first)
+        numbers, jumped, stop = range(first_batch, first_batch + run.steps - first), False, False
         with contextlib.closing(run.batches(numbers, self.report, self.metrics.waiting)) as batches:
             for number, (index, batch) in enumerate(zip(numbers, batches, strict=True), first + 1):
                 if self.compiled.run is not run.at(index):
@@ -94,7 +94,10 @@ class _Loop:
                 self.watchdog.alive(step=True)
                 self.session.directory.check()
                 if self.metrics.skipped_in_a_row >= most_skipped:
+                    self._roll_back()
                     return False
+                self.state, jumped = self.session.federate(number, self.state)
+                number = int(self.state.step) if jumped else number
                 stop = self.requests.stop(number)
                 if self.evaluation and self.evaluation.is_due(number):
                     self._pause_clock(self._evaluate, number)
@@ -105,10 +108,10 @@ class _Loop:
                 if self.session.memory.is_due(number):
                     self._settle(number)
                     self._pause_clock(self._remember, number)
-                if stop:
+                if stop or jumped:
                     break
         self.metrics.read()
-        return True
+        return stop or not jumped or int(self.state.step) == run.steps
 
     def _is_due(self, every: int, number: int) -> bool:
         return bool(every) and (number % every == 0 or number == self.run.steps)
@@ -121,20 +124,19 @@ class _Loop:
         self.watchdog.alive()
 
     def _evaluate(self, number: int) -> None:
-        assert self.evaluation is not None
         with self.watchdog.paused():  # tasks may take longer than a step may
-            self.validation = {'step': number, **self.evaluation.evaluate_if_due(self.state, number)}
+            self.validation = {'step': number, **self.session.evaluate(number, self.state)}
         self.metrics.write(self.validation)
 
     def _sample(self, number: int) -> None:
-        self.metrics.sample(number, self.state.weights)
+        self.metrics.sample(number, self.session.averaged(number, self.state).weights)
 
     def _save(self, number: int) -> None:
         self.metrics.flush()
         is_evaluated = self.validation.get('step') == number
         loss = self.validation.get('val_loss') if is_evaluated else None
         description = {'val_loss': loss, 'rollbacks': self.rollbacks, **self.metrics.description()}
-        save(self.run, self.checkpoints, number, self.state, description, self.report)
+        save(self.session, number, self.state, description)
 
     def _settle(self, number: int) -> None:
         """Waits for the state in memory before this one, before this step is logged."""
@@ -144,7 +146,7 @@ class _Loop:
 
     def _remember(self, number: int) -> None:
         description = {'rollbacks': self.rollbacks, **self.metrics.description()}
-        remember(self.run, self.session.memory, number, self.state, description)
+        remember(self.session, number, self.state, description)
 
     def _roll_back(self) -> None:
         """Returns to the last good checkpoint and skips the data since. Raises UserError after too many rollbacks."""

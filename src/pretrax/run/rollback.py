@@ -1,19 +1,20 @@
 """Rollbacks: after many skipped steps, a run returns to its last good checkpoint, and at last fails with a report."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrax.checkpoint import SaveError, restore_newest
+from pretrax.checkpoint import SaveError
 from pretrax.errors import UserError
 from pretrax.model.loss import means
 from pretrax.run.seen_batch import show_batch
 from pretrax.run.session import Session
 from pretrax.run.setup import Run
-from pretrax.run.start import Start, initial_state
+from pretrax.run.start import Start, entered, initial_state, restore
 from pretrax.storage.locate import working_directory
 from pretrax.train.host_memory import on_device
-from pretrax.train.state import at_owners, by_weight
 from pretrax.train.step import TrainState, make_gradients, step_keys
 
 REPORT = 'failure.txt'
@@ -35,11 +36,9 @@ def roll_back(session: Session, state: TrainState, skipped: int, rollbacks: int)
     next_batch = int(state.batch)
     constants, state = state.constants, state._replace(constants=None)
     jax.tree.map(lambda x: x.delete(), state)  # frees the memory that the restored state needs
-    like = run.like._replace(constants=None)
     with session.metrics.clock.paused('restore', int(next_batch)):
-        good = restore_newest(checkpoints.directory, by_weight(like), report, good=True)
-        step, restored, description = good or (0, initial_state(run, report), {})
-        restored = at_owners(restored, like) if good else restored
+        good = restore(run, checkpoints.directory, report, good=True) or Start(initial_state(run, report))
+    step = good.step
     report(
         f'WARNING: {skipped} steps in a row were skipped: rolling back to step {step}, continuing with batch '
         f'{next_batch}'
@@ -49,8 +48,9 @@ def roll_back(session: Session, state: TrainState, skipped: int, rollbacks: int)
         checkpoints.roll_back_to(step)
     except SaveError as error:
         report(f'WARNING: {error}')
-    batch = jax.device_put(np.int32(next_batch), restored.batch.sharding)
-    return Start(restored._replace(batch=batch, constants=constants), step, description)
+    batch = jax.device_put(np.int32(next_batch), good.state.batch.sharding)
+    good = dataclasses.replace(good, state=good.state._replace(batch=batch, constants=constants))
+    return entered(session.island, good, again=True)
 
 
 def failure(run: Run, state: TrainState, skipped: int, rollbacks: int) -> UserError:

@@ -10,6 +10,7 @@ from pretrax.checkpoint import Checkpoints, Keep, Memory, SaveError, memory_dire
 from pretrax.config.schema import Checkpoint
 from pretrax.data.batches.share import Share
 from pretrax.errors import Report, UnavailableError, UserError
+from pretrax.federation.island_state import stored_state
 from pretrax.run.setup import Run
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.train.host_memory import on_device
@@ -19,6 +20,7 @@ from pretrax.train.step import TrainState
 
 if TYPE_CHECKING:
     from pretrax.run.directory import RunDirectory
+    from pretrax.run.session import Session
 
 NEWEST = 'newest_checkpoint'  # file in the run directory: the step of the newest checkpoint; 0: a rollback left none
 
@@ -44,31 +46,35 @@ def had_checkpoints(run_dir: AnyPath) -> bool:
     return path.is_file() and path.read_bytes().strip() not in (b'', b'0')
 
 
-def save(
-    run: Run, checkpoints: Checkpoints, step: int, state: TrainState, description: dict[str, Any], report: Report
-) -> None:
+def save(session: 'Session', step: int, state: TrainState, description: dict[str, Any]) -> None:
     """Starts to write a checkpoint in the background, described by the run and by `description`."""
+    run, checkpoints, report = session.run, session.checkpoints, session.report
     is_finite = bool(_all_finite(state.weights, state.optimizer))
     if not is_finite:
         report(f'WARNING: the weights or the optimizer state of step {step} have non-finite values')
     elif not _replicas_agree(run, state):
         report(f'WARNING: replicas of the state of step {step} differ: the checkpoint does not count as a good one')
         is_finite = False
-    whole = _described(run, state) | {'finite_state': is_finite} | description
-    for write in (checkpoints.wait, lambda: checkpoints.save(step, by_weight(state._replace(constants=None)), whole)):
+    whole = _described(session, state) | {'finite_state': is_finite} | description
+    for write in (checkpoints.wait, lambda: checkpoints.save(step, _stored(session, state), whole)):
         try:
             write()
         except SaveError as error:
             report(f'WARNING: {error}. Training continues, and tries again at the next checkpoint')
 
 
-def remember(run: Run, memory: Memory, step: int, state: TrainState, description: dict[str, Any]) -> None:
+def remember(session: 'Session', step: int, state: TrainState, description: dict[str, Any]) -> None:
     """Starts to keep a state in memory, in the background, described as a checkpoint is."""
-    is_finite = _all_finite(state.weights, state.optimizer) & _replicas_agree(run, state)
-    memory.save(step, by_weight(state._replace(constants=None)), _described(run, state) | description, is_finite)
+    is_finite = _all_finite(state.weights, state.optimizer) & _replicas_agree(session.run, state)
+    session.memory.save(step, _stored(session, state), _described(session, state) | description, is_finite)
 
 
-def _described(run: Run, state: TrainState) -> dict[str, Any]:
+def _stored(session: 'Session', state: TrainState) -> Any:
+    return stored_state(by_weight(state._replace(constants=None)), session.island and session.island.arrays())
+
+
+def _described(session: 'Session', state: TrainState) -> dict[str, Any]:
+    run = session.run
     return {
         'pretrax': __version__,
         'jax': jax.__version__,
@@ -80,6 +86,7 @@ def _described(run: Run, state: TrainState) -> dict[str, Any]:
         'vocab_size': run.recipe.model.vocab_size,
         **(run.teaching.description if run.teaching else {}),
         **({'share': run.source.index} if isinstance(run.source, Share) else {}),
+        **(session.island.description() if session.island else {}),
     }
 
 

@@ -4,12 +4,14 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import jax
 
 from pretrax.checkpoint import Checkpoints, Memory
-from pretrax.config import RunConfig, resolved_yaml
+from pretrax.config import RunConfig, feature, resolved_yaml
 from pretrax.errors import Report
+from pretrax.federation.island_state import stored_state
 from pretrax.observe.profile import profiled
 from pretrax.observe.progress import Progress
 from pretrax.run.clock import Clock
@@ -18,14 +20,18 @@ from pretrax.run.contracts import check_behavior, keeping_traceback
 from pretrax.run.directory import RunDirectory, open_directory
 from pretrax.run.processes import exiting_on_error, is_first_process, join_processes
 from pretrax.run.resume import check_unchanged, writable
-from pretrax.run.saving import open_checkpoints, open_memory, wait_until_saved
+from pretrax.run.saving import open_checkpoints, open_memory, save, wait_until_saved
 from pretrax.run.setup import Run, prepare_and_report
-from pretrax.run.start import Start, restore_or_start
+from pretrax.run.start import Start, entered, restore_or_start
 from pretrax.run.start_check import check_start
 from pretrax.run.startup import StartupLine
 from pretrax.run.step_metrics import StepMetrics, open_log
 from pretrax.run.validation import Evaluation
 from pretrax.run.watch import Requests, Watchdog
+from pretrax.train.step import TrainState
+
+if TYPE_CHECKING:
+    from pretrax.federation.island import Island
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Session:
     requests: Requests
     watchdog: Watchdog
     evaluation: Evaluation | None  # None: there is nothing to evaluate
+    island: 'Island | None'  # in a federation; None: there is none
     report: Report
 
     def is_checkpoint_due(self, number: int) -> bool:
@@ -48,6 +55,36 @@ class Session:
         every, minutes = self.run.checkpoint.every, self.run.checkpoint.minutes
         is_time = self.requests.save(number, self.metrics.clock.is_time(minutes))
         return number == self.run.steps or bool(every and number % every == 0) or is_time
+
+    def federate(self, number: int, state: TrainState) -> tuple[TrainState, bool]:
+        """Takes part in the rounds that are due after a step.
+
+        Returns:
+            The state to train on from, and whether it is at another step or batch: other islands are ahead.
+        """
+        if self.island is None or not self.island.is_due(number):
+            return state, False
+        self.metrics.read()
+        batch = state.batch
+        with self.watchdog.paused(), self.metrics.clock.paused('federate', number):
+            state = self.island.take_part(
+                number, state, self.metrics.counts(), lambda: self.requests.stop(number, is_waiting=True)
+            )
+        while self.island.metrics:
+            self.metrics.note(self.island.metrics.pop(0))
+        return state, state.batch is not batch
+
+    def averaged(self, number: int, state: TrainState) -> TrainState:
+        """The state with the weights that are evaluated: in a federation, those of the newest round."""
+        return self.island.averaged(number, state) if self.island is not None else state
+
+    def evaluate(self, number: int, state: TrainState) -> dict[str, float]:
+        """The evaluation that is due after a step."""
+        assert self.evaluation is not None
+        found = self.evaluation.evaluate_if_due(self.averaged(number, state), number)
+        if self.island is not None:
+            self.island.evaluated(number, found.get('val_loss'))
+        return found
 
     def traced(self, step: Step) -> contextlib.AbstractContextManager[Step]:
         """The step, with traces of the calls that `log.profile` and `log.profile_on_slow` choose."""
@@ -57,6 +94,8 @@ class Session:
         """Waits until the state of the last step is saved. Raises as `wait_until_saved`."""
         with self.metrics.clock.paused('finish', step):
             wait_until_saved(self.checkpoints, step, self.report)
+            if self.island is not None:
+                self.island.finish(step == self.run.steps)
 
 
 @contextlib.contextmanager
@@ -71,9 +110,11 @@ def open_session(config: RunConfig, allow_changes: bool, verbose: bool, progress
             open_directory(config.run_dir, config.faults.lease_seconds, report) as directory,
             keeping_traceback(directory.local),
             writable(config.run_dir),
+            contextlib.ExitStack() as opened,
         ):
             check_unchanged(config, allow_changes, report)
-            run, startup = prepare_and_report(config, report, verbose)
+            prepared, startup = prepare_and_report(config, report, verbose)
+            run, island = opened.enter_context(_joined(prepared, report))
             checkpoints = open_checkpoints(config.checkpoint, config.run_dir, directory)
             memory = open_memory(config.checkpoint, report)
             requests = Requests(config.faults.time_limit_minutes)
@@ -82,8 +123,10 @@ def open_session(config: RunConfig, allow_changes: bool, verbose: bool, progress
                 start = restore_or_start(run, checkpoints.directory, memory.states(), allow_changes, report)
                 restored = time.perf_counter()
                 check_behavior(run, start.state)
+                start = entered(island, start)
                 checkpoints.continue_from(start.step)
-                kept = memory.begin(start.step, start.state._replace(constants=None), start.description)
+                state = stored_state(start.state._replace(constants=None), island and island.arrays())
+                kept = memory.begin(start.step, state, start.description)
                 startup.add(StartupLine('state in memory', kept))
                 if is_first_process():
                     (directory.local / 'config.yaml').write_text(resolved_yaml(config))
@@ -97,7 +140,7 @@ def open_session(config: RunConfig, allow_changes: bool, verbose: bool, progress
                         age=time.perf_counter() - began,
                         restore=(restored - restoring) * bool(start.step),  # a fresh state is part of the preparation
                     )
-                    yield Session(
+                    session = Session(
                         run=run,
                         directory=directory,
                         checkpoints=checkpoints,
@@ -107,5 +150,28 @@ def open_session(config: RunConfig, allow_changes: bool, verbose: bool, progress
                         requests=requests,
                         watchdog=Watchdog(directory.local, run.faults, report),
                         evaluation=Evaluation.create(run, report),
+                        island=island,
                         report=report,
                     )
+                    yield _with_pending_round(session)
+
+
+def _joined(run: Run, report: Report) -> contextlib.AbstractContextManager[tuple[Run, 'Island | None']]:
+    """The run as an island of a federation, if it names one."""
+    if run.federation.bucket is None:
+        return contextlib.nullcontext((run, None))
+    return feature('federation')(run, report)
+
+
+def _with_pending_round(session: Session) -> Session:
+    """The session after the round that its island was waiting for when it stopped."""
+    start, step = session.start, int(session.start.state.step)
+    if session.island is None or not session.island.is_due(step):
+        return session
+    state, _ = session.federate(step, start.state)
+    session = dataclasses.replace(session, start=dataclasses.replace(start, state=state))
+    if step == session.run.steps:
+        session.checkpoints.continue_from(step - 1)  # replaces the checkpoint
+        kept = {key: start.description[key] for key in ('rollbacks',) if key in start.description}
+        save(session, step, state, {'val_loss': None, **kept, **session.metrics.description()})
+    return session

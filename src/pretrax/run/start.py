@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pretrax.checkpoint import PiecedState, restore_newest
 from pretrax.config import feature
 from pretrax.errors import Report
+from pretrax.federation.island_state import IslandState, like_island, split_state, stored_state
 from pretrax.run.resume import check_same_data
 from pretrax.run.setup import Run
 from pretrax.storage import AnyPath
@@ -14,6 +15,9 @@ from pretrax.storage.locate import working_directory
 from pretrax.system.line_files import parse_lines
 from pretrax.train.state import at_owners, by_weight, init_state
 from pretrax.train.step import TrainState
+
+if TYPE_CHECKING:
+    from pretrax.federation.island import Island
 
 _TAIL = 1 << 16  # bytes of metrics
 
@@ -25,6 +29,7 @@ class Start:
     state: TrainState
     step: int = 0  # of the checkpoint; 0: none
     description: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the checkpoint; {}: none
+    island: IslandState | None = None  # of a federation, from the checkpoint; None: there is none
 
 
 def restore_or_start(
@@ -46,15 +51,38 @@ def restore_or_start(
             run.teaching.check_same(description, run.run_dir)
 
     constants = run.teaching.begin(run, report) if run.teaching else None
-    like = run.like._replace(constants=None)
-    restored = restore_newest(checkpoints, by_weight(like), report, check, memory=memory)
-    if restored is None:
+    start = restore(run, checkpoints, report, check, memory=memory)
+    if start is None:
         return Start(initial_state(run, report)._replace(constants=constants))
+    where = start.description.get('where') or f'checkpoint {checkpoints / str(start.step)}'
+    report(f'resuming from step {start.step}, {where}{_lost(run, start.step)}')
+    return dataclasses.replace(start, state=start.state._replace(constants=constants))
+
+
+def restore(run: Run, checkpoints: AnyPath, report: Report, *check: Any, **how: Any) -> Start | None:
+    """Restores the newest readable state of a run, without the constants of its loss.
+
+    Returns None if there is none. The other arguments and errors are those of `restore_newest`.
+    """
+    like = run.like._replace(constants=None)
+
+    def stored(description: dict[str, Any]) -> Any:
+        return stored_state(by_weight(like), like_island(run.like.weights, run.federation, description))
+
+    restored = restore_newest(checkpoints, stored, report, *check, **how)
+    if restored is None:
+        return None
     step, state, description = restored
-    state = at_owners(state, like)._replace(constants=constants)
-    where = description.get('where') or f'checkpoint {checkpoints / str(step)}'
-    report(f'resuming from step {step}, {where}{_lost(run, step)}')
-    return Start(state, step, description)
+    state, island = split_state(state)
+    return Start(at_owners(state, like), step, description, island)
+
+
+def entered(island: 'Island | None', start: Start, again: bool = False) -> Start:
+    """The start as the federation lets the island go on. `again`: after a rollback."""
+    if island is None:
+        return start
+    begin = island.roll_back if again else island.begin
+    return dataclasses.replace(start, state=begin(start.state, start.island, start.description), island=None)
 
 
 def _lost(run: Run, step: int) -> str:

@@ -70,6 +70,7 @@ class StepMetrics:
         self.tokens, self.without_targets = _tokens_of(run, start), start.description.get('steps_without_targets', 0)
         self._run, self._log, self._progress, self._report = run, log, progress, report
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
+        self._loss: Any = math.nan  # of the newest step that was read
         self._statistics = layer_statistics(run, clock, report)
         self._noise = NoiseScale(run, start.description, clock, report)
         self._replay = Replay(run, clock, report, log.notices.corrupted if log is not None else lambda why: None)
@@ -133,7 +134,7 @@ class StepMetrics:
             self.skipped_in_a_row = int(metrics['skipped_in_a_row'])  # waits for the step to end
         self.clock.ended(newest[0] if newest and is_done(newest[1]) else number)
         self._straggler.end_step(number)
-        self.tokens += self._run.size.tokens
+        self.tokens, self._loss = self.tokens + self._run.size.tokens, metrics['loss']
         is_empty = bool(metrics['steps_without_targets'])
         self.without_targets += is_empty
         if self._log is not None:
@@ -165,14 +166,19 @@ class StepMetrics:
         noise = self._noise.read(number)
         if 'noise_scale' in noise:
             self.write({'step': number, **noise})
-        elif noise and self._log is not None:  # there is nothing to show yet
-            self._log.write({'step': number, **noise})
+        elif noise:  # there is nothing to show yet
+            self.note({'step': number, **noise})
 
     def write(self, metrics: dict[str, float]) -> None:
         """Writes and shows metrics of a step or an evaluation."""
         if self._log is not None:
             self._log.write(metrics)
             self._progress.update(metrics)
+
+    def note(self, metrics: dict[str, Any]) -> None:
+        """Writes metrics that the terminal does not show."""
+        if self._log is not None:
+            self._log.write(metrics)
 
     def compiled(self, step: CompiledStep) -> None:
         """Reports how the next steps were compiled, and writes their program if that is wanted."""
@@ -186,6 +192,10 @@ class StepMetrics:
         if self._log is not None:
             self._log.environment.compiled(step)
             record_program(self._run, step, self._report)
+
+    def counts(self) -> dict[str, Any]:
+        """Tokens and seconds of all steps so far, and the loss of the newest one."""
+        return {'tokens': self.tokens, 'seconds': self.clock.productive_seconds(), 'loss': float(self._loss)}
 
     def description(self) -> dict[str, Any]:
         """The part of a checkpoint's description that `rewind` and a resumed run need."""
@@ -269,7 +279,7 @@ class StepMetrics:
 
 def _tokens_of(run: Run, start: Start) -> int:
     """Tokens of the steps before a start: as its checkpoint says, else as many as the configuration has for them."""
-    return start.description.get('tokens', run.tokens_before(int(start.state.step)))
+    return start.description.get('tokens', run.tokens_before(start.step))
 
 
 @contextlib.contextmanager

@@ -52,7 +52,8 @@ class Requests:
 
     def __init__(self, minutes: float | None):
         self.why: str | None = None
-        self._begun = self._save = False
+        self._begun = self._save = self._stops = False
+        self._waits = 0  # calls of `stop` in the middle of a step
         self._signalled: float | None = None
         self._limit = 60 * minutes if minutes else None
         self._began = self._newest = time.monotonic()
@@ -62,8 +63,12 @@ class Requests:
         """From now on there are steps to save."""
         self._begun = True
 
-    def stop(self, number: int) -> bool:
-        """Whether to stop after step `number`. Call it once per step; the answer is the same in all processes."""
+    def stop(self, number: int, is_waiting: bool = False) -> bool:
+        """Whether to stop after step `number`. Call it once per step; the answer is the same in all processes.
+
+        Args:
+            is_waiting: this is one more call, while the processes wait for something before the next step.
+        """
         now = time.monotonic()
         self._longest, self._newest = max(self._longest, now - self._newest), now
         if self._limit is not None and now - self._began + 2 * self._longest > self._limit and not self.why:
@@ -72,17 +77,15 @@ class Requests:
             return self.why is not None
         from jax.experimental import multihost_utils
 
-        if multihost_utils.reached_preemption_sync_point(
-            number
-        ):  # SIGTERM in any process; true at the same step in all
-            self.why = 'signal'
-            return True
-        if number % _AGREE_EVERY == 0:
+        self._waits += is_waiting
+        # SIGTERM in any process; true at the same call in all
+        if multihost_utils.reached_preemption_sync_point(number + self._waits):
+            self.why, self._stops = 'signal', True
+        elif number % _AGREE_EVERY == 0 or is_waiting:
             asked = np.array([self.why is not None, self._save])
             stop, self._save = multihost_utils.process_allgather(asked).any(axis=0).tolist()
-            self.why = (self.why or 'another process') if stop else None
-            return stop
-        return False
+            self.why, self._stops = (self.why or 'another process') if stop else None, self._stops or stop
+        return self._stops
 
     def save(self, number: int, is_time: bool = False) -> bool:
         """Whether a checkpoint is requested; the answer is the same in all processes.

@@ -1,0 +1,429 @@
+"""An island of a federation: a run that trains alone between rounds, and averages with the others in each of them.
+
+After `federation.every / fragments` steps it contributes what it has learned, waits or trains on for `delay` steps, and
+takes the average. All processes of the island call every method at the same step.
+"""
+
+import contextlib
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from pretrax.checkpoint.agreement import broadcast, gather
+from pretrax.checkpoint.manifest import named_leaves
+from pretrax.config.schema import Federation
+from pretrax.errors import Report, UnavailableError
+from pretrax.federation.encoding import keeps_residual
+from pretrax.federation.exchange import Exchange, Outcome
+from pretrax.federation.fragments import Fragment
+from pretrax.federation.host_weights import HostWeights, mapped, select, to_devices, to_host, zeros_like
+from pretrax.federation.island_state import FIELD, IslandState, Position, Sent, arrays_of, in_host_memory
+from pretrax.federation.link import Author, Link, StoppedError
+from pretrax.federation.objects import Taken
+from pretrax.federation.outer import mix
+from pretrax.storage.shared_path import ConditionalPath
+from pretrax.train.step import TrainState
+
+_LOOK = 0.05  # seconds between two looks at a round that an island waits for
+_LOOK_TOGETHER = 0.5  # if several processes have to agree
+_OFTEN = 20  # steps between two looks at a round of a bucket that was out of reach
+
+
+class Island:
+    """This run in its federation.
+
+    Args:
+        fragments: of the weights.
+        steps: of the run.
+        weights: shapes and shardings of the weights.
+
+    Attributes:
+        metrics: lines about rounds that are not written yet.
+    """
+
+    def __init__(
+        self,
+        place: ConditionalPath,
+        section: Federation,
+        author: Author,
+        fragments: list[Fragment],
+        steps: int,
+        weights: Any,
+        report: Report,
+    ):
+        self.position, self.metrics = Position(), list[dict[str, Any]]()
+        self._place, self._section, self._author, self._report = place, section, author, report
+        self._rounds = author.rounds
+        self._fragments, self._steps, self._like = fragments, steps, weights
+        self._state = IslandState({}, {})
+        self._exchange: Exchange | None = None
+        self._is_late = False  # whether the island went on without the round
+        self._averaged_at = -1  # the step at which all weights are the average
+        self._writer = Link(place, section, 'anchor', report)
+        self._anchoring = threading.Thread()  # writes an anchor
+
+    # The state
+
+    def arrays(self) -> IslandState:
+        """What checkpoints have besides the state of the training."""
+        return arrays_of(self._state, self._like)
+
+    def description(self) -> dict[str, Any]:
+        """The part of a checkpoint's description that `begin` needs."""
+        return {FIELD: dataclasses.asdict(self.position)}
+
+    def evaluated(self, number: int, val_loss: float | None) -> None:
+        """Keeps the loss of the weights of the newest round, to be shown to the other islands."""
+        if number == self._averaged_at and self.position.took is not None:
+            self.position.took |= {'val_loss': val_loss}
+
+    def averaged(self, number: int, state: TrainState) -> TrainState:
+        """The state after a step with the global weights of the newest round instead of the island's own."""
+        if number == self._averaged_at:
+            return state
+        return state._replace(weights=to_devices(self._state.anchor, self._like))
+
+    def begin(self, state: TrainState, stored: IslandState | None, description: dict[str, Any]) -> TrainState:
+        """The state to train from: as restored, or that of the newest round if the island is new, or was left out.
+
+        Args:
+            stored: what the checkpoint has of the island; None: there is no checkpoint.
+
+        Raises:
+            UserError: the federation cannot be read.
+        """
+        link, position = self._link(), Position.described(description)
+        if stored is None or position is None:
+            return self._enter(link, state, _counts(description))
+        self.position, self._state = position, in_host_memory(stored)
+        if position.sent is not None:
+            self._start()
+        elif link.decide(self._is_left_out):
+            return self._take_newest(self._catch_up(link), state, _counts(description))
+        self._announce(link, int(state.step))
+        return state
+
+    def roll_back(self, state: TrainState, stored: IslandState | None, description: dict[str, Any]) -> TrainState:
+        """As `begin`, after the run has returned to an earlier state. The island contributes to its round again."""
+        if self._exchange is not None:
+            self._exchange.stop()
+            self._exchange = None
+        state = self.begin(state, stored, description)
+        self._note('rolled back', state)
+        return state
+
+    # Rounds
+
+    def is_due(self, number: int) -> bool:
+        """Whether there is something to do after a step."""
+        position, sent = self.position, self.position.sent
+        if sent is None:
+            is_end = number == self._steps and position.at_end < len(self._fragments)
+            return is_end or number - position.step >= self._section.rounds_apart
+        if number == self._steps:
+            return True
+        return number % _OFTEN == 0 if self._is_late else number >= sent.step + self._section.delay
+
+    def take_part(
+        self, number: int, state: TrainState, counts: dict[str, Any], asked: Callable[[], bool]
+    ) -> TrainState:
+        """Contributes and takes rounds, as far as they are due after a step. Returns the state to train on from.
+
+        Args:
+            counts: `tokens` and `seconds` of all steps so far, and the `loss` of the newest one.
+            asked: whether to stop waiting; the same answer in all processes.
+        """
+        while self.is_due(number):
+            if self.position.sent is None:
+                self._send(number, state, counts)
+            if not self.is_due(number):
+                return state
+            if not self._wait(number, asked):
+                return state
+            state = self._take(number, state, counts)
+            number = int(state.step)
+        return state
+
+    def finish(self, is_done: bool) -> None:
+        """Says that the island has ended. Raises UnavailableError if its last round could not be taken."""
+        if self._exchange is not None:
+            problem = self._exchange.problem
+            self._exchange.stop()
+            if is_done:
+                raise UnavailableError(
+                    f'the last round of the federation is not taken: {problem}\nthe state is saved; run the same '
+                    'command again'
+                )
+        with contextlib.suppress(OSError):  # others wait for it until their patience ends
+            self._say('finished' if is_done else 'stopped')
+        self._finish_anchor()
+
+    def _finish_anchor(self) -> None:
+        """Waits until the anchor is written, before the state changes."""
+        if self._anchoring.ident is not None:
+            self._anchoring.join()
+
+    def _send(self, number: int, state: TrainState, counts: dict[str, Any]) -> None:
+        """Starts to contribute the weights after a step."""
+        self._state = self._state._replace(sent=to_host(state.weights))
+        self.position.sent = Sent(number, int(state.batch), counts['tokens'], counts['loss'], counts['seconds'])
+        if number == self._steps:
+            self.position.at_end += 1
+        self._start()
+
+    def _start(self) -> None:
+        position, sent = self.position, self.position.sent
+        assert sent is not None
+        facts = {
+            'round': position.round,
+            'step': sent.step,
+            'first_batch': position.batch,
+            'last_batch': sent.batch,
+            'tokens': max(1, sent.tokens - position.tokens),  # none in further rounds after the last step
+            'seconds': max(0.0, sent.seconds - position.seconds),
+            'loss': sent.loss,
+            'time': time.time(),
+            'events': position.events,
+            'took': position.took and Taken.model_validate(position.took),
+        }
+        fragment = self._fragments[(position.round - 1) % len(self._fragments)]
+        self._exchange = Exchange(self._link(), self._author, facts, fragment, self._state, self._catch_up)
+
+    def _wait(self, number: int, asked: Callable[[], bool]) -> bool:
+        """Waits until the round is closed; in all processes. Returns whether it is."""
+        exchange = self._exchange
+        assert exchange is not None
+        is_end = number == self._steps
+        while True:
+            look = _LOOK if jax.process_count() == 1 else _LOOK_TOGETHER
+            exchange.wait(0 if self._is_late and not is_end else look)
+            texts = gather('island', json.dumps([exchange.is_done, exchange.is_out_of_reach, exchange.problem]))
+            seen = [json.loads(text) for text in texts]
+            problem = next((problem for _, is_out, problem in seen if is_out), None)
+            are_done, problem = json.loads(
+                broadcast('island', json.dumps([all(is_done for is_done, _, _ in seen), problem]))
+            )
+            if are_done:
+                if self._is_late:
+                    self._report(f'the bucket of the federation is reached again at step {number}')
+                return True
+            if (self._is_late and not is_end) or asked():
+                return False
+            if problem is not None:
+                if self._is_late:
+                    return False
+                self._is_late = True
+                self._report(
+                    f'WARNING: federation: round {self.position.round}: {problem}. Training continues with the own '
+                    'weights, and takes the round later'
+                )
+                return False
+
+    def _take(self, number: int, state: TrainState, counts: dict[str, Any]) -> TrainState:
+        """Takes the round that is closed."""
+        exchange, self._exchange, sent = self._exchange, None, self.position.sent
+        assert exchange is not None
+        assert sent is not None
+        taken = exchange.result()
+        self._is_late, was_late = False, self._is_late
+        if not taken.is_member:
+            self._report(
+                f'WARNING: federation: round {self.position.round} was closed without this island: it continues with '
+                f'the weights of round {taken.round}'
+            )
+            return self._take_newest(taken, state, counts)
+        fragment = self._fragments[(taken.round - 1) % len(self._fragments)]
+        weights = self._mixed(taken, fragment, state.weights, number, was_late)
+        self._finish_anchor()
+        for whole, part in zip(self._state[:3], (taken.anchor, taken.momentum, taken.residual), strict=True):
+            if part is not None:
+                _assign(select(whole, fragment), part)
+        self._state = self._state._replace(sent=None)
+        events = [] if not was_late else [self._event('took', taken.round, state)]
+        found = taken.metrics
+        took = {'round': taken.round, 'norm': found['outer_norm'], 'bytes': found['bytes_down']}
+        took |= {'seconds': found['seconds_up'] + found['seconds_wait'] + found['seconds_down']}
+        self.position = Position(
+            round=taken.round + 1,
+            step=number if was_late else sent.step,
+            batch=sent.batch,
+            tokens=sent.tokens,
+            seconds=sent.seconds,
+            at_end=self.position.at_end,
+            events=events,
+            took=took,
+        )
+        self._after(taken, number)
+        return state._replace(weights=weights)
+
+    def _mixed(self, taken: Outcome, fragment: Fragment, weights: Any, number: int, was_late: bool) -> Any:
+        """The weights of the island after a round: of a fragment the average, or a mixture with its own."""
+        leaves = dict(named_leaves(weights))
+        whole = to_host({name: leaves[name] for name in fragment})
+        own, sent, theta = select(whole, fragment), select(self._state.sent, fragment), taken.anchor
+        assert self.position.sent is not None
+        is_now = number == self.position.sent.step
+        if is_now:
+            values = theta
+        elif was_late:
+            values = mapped(lambda w, theta, sent: theta + (w - sent), own, theta, sent)
+        else:
+            values = mapped(lambda w, theta: mix(w, theta, self._section.kept_share) or w, own, theta)
+        _assign(own, values)
+        placed = to_devices(whole, {name: leaves[name] for name in fragment})
+        self._averaged_at = number if is_now and len(self._fragments) == 1 else -1
+        return jax.tree.unflatten(
+            jax.tree.structure(weights), [placed.get(name, leaf) for name, leaf in leaves.items()]
+        )
+
+    def _take_newest(self, taken: Outcome, state: TrainState, counts: dict[str, Any]) -> TrainState:
+        """Takes all weights of a round. What the island has learned since its last contribution is dropped."""
+        step, batch = max(int(state.step), taken.step), max(int(state.batch), taken.step, taken.batch)
+        placed = {
+            key: jax.device_put(np.int32(n), getattr(state, key).sharding)
+            for key, n in {'step': step, 'batch': batch}.items()
+        }
+        state = state._replace(weights=to_devices(taken.anchor, self._like), **placed)
+        self._finish_anchor()
+        residual = zeros_like(taken.anchor) if keeps_residual(self._section.encoding) else None
+        self._state = IslandState(taken.anchor, taken.momentum, self._state.residual or residual)
+        self.position = Position(
+            round=taken.round + 1,
+            step=step,
+            batch=batch,
+            tokens=counts['tokens'],
+            seconds=counts['seconds'],
+            at_end=taken.at_end,
+            events=[*self.position.events, *([self._event('took', taken.round, state)] if taken.round else [])],
+        )
+        self._averaged_at = step
+        self._after(taken, step)
+        return state
+
+    def _after(self, taken: Outcome, step: int) -> None:
+        if taken.metrics:
+            self.metrics.append({'step': step} | {f'round/{key}': value for key, value in taken.metrics.items()})
+        self._announce(self._link(), step)
+        if taken.is_closer and taken.round % self._section.keep == 0:
+            self._anchoring = threading.Thread(
+                target=self._write_anchor, args=[taken.round], name='anchor', daemon=True
+            )
+            self._anchoring.start()
+
+    def _write_anchor(self, number: int) -> None:
+        """Writes the weights after a round, for islands that come later; in the background."""
+        with contextlib.suppress(StoppedError):
+            self._writer.write_anchor(number, self._author, self._state.anchor, self._state.momentum)
+
+    # Coming in
+
+    def _enter(self, link: Link, state: TrainState, counts: dict[str, Any]) -> TrainState:
+        """Enters the federation without a state of its own. The founder's weights are those of round 0."""
+        weights = to_host(state.weights)
+        if self._author.is_founder:
+            link.write_anchor(0, self._author, weights, weights)
+        is_told = False
+        while link.anchor(0) is None:
+            if not is_told:
+                self._report('waiting for the weights of the island that has made the federation')
+            is_told = True
+            time.sleep(_LOOK_TOGETHER)
+        self._state = IslandState(weights, zeros_like(weights))
+        self.position = Position(round=0)
+        return self._take_newest(self._catch_up(link), state, counts)
+
+    def _is_left_out(self) -> bool:
+        """Whether the round that the island trains for is closed without it."""
+        assert self._rounds is not None
+        closing = self._rounds.closing(self.position.round)
+        return closing is not None and self._author.name not in closing.members
+
+    def _catch_up(self, link: Link) -> Outcome:
+        """The weights and the momentum after the newest round, from the newest anchor or the island's own state."""
+        known = self.position.round - 1  # the newest round that the island has taken; -1: none
+
+        def newest() -> int:
+            assert self._rounds is not None
+            return self._rounds.newest(max(0, known))
+
+        number = link.decide(newest)
+        base = number - number % self._section.keep
+        anchor = None
+        while base > known and (anchor := link.anchor(base)) is None:
+            base -= self._section.keep
+        if anchor is not None:
+            weights, momentum = link.read_anchor(anchor, self._state.anchor)
+        else:
+            base = known
+            weights, momentum = (mapped(np.copy, one) for one in self._state[:2])
+        step = batch = at_end = 0
+        for each in range(base + 1, number + 1):
+            members = link.decide(lambda each=each: self._members(each))
+            fragment = self._fragments[(each - 1) % len(self._fragments)]
+            theta, m = select(weights, fragment), select(momentum, fragment)
+            if members:
+                link.outer_step(theta, m, link.outer_gradient(each, members, theta)[0])
+        if number > 0:
+            step, batch, at_end = link.decide(lambda: self._where(number))
+        return Outcome(number, step, batch, anchor=weights, momentum=momentum, at_end=at_end)
+
+    def _members(self, number: int) -> list[Any]:
+        assert self._rounds is not None
+        closing = self._rounds.closing(number)
+        assert closing is not None
+        members = self._rounds.members(closing)
+        return [[name, one.tokens, one.model_dump(mode='json')['pieces']] for name, one in members.items()]
+
+    def _where(self, number: int) -> list[int]:
+        """The step of a round; the first batch that the island has not contributed up to the round after it; and how
+        many rounds up to this one came after the last step.
+        """
+        assert self._rounds is not None
+        closing, batch = self._rounds.closing(number), self._rounds.contributed(number)
+        assert closing is not None
+        closings = [self._rounds.closing(n) for n in range(max(1, number - len(self._fragments) + 1), number + 1)]
+        return [closing.step, batch, sum(one is not None and one.step >= self._steps for one in closings)]
+
+    def _announce(self, link: Link, step: int) -> None:
+        is_done = step >= self._steps and self.position.sent is None and self.position.at_end >= len(self._fragments)
+
+        def announce() -> None:
+            with contextlib.suppress(OSError):  # others then wait for it until their patience ends
+                self._say('finished' if is_done else 'training')
+
+        link.decide(announce)
+
+    def _say(self, state: str) -> None:
+        if self._rounds is not None:
+            took = self.position.took
+            took = None if took is None else Taken.model_validate(took)
+            self._rounds.announce(self.position.round, state, took)
+
+    def _note(self, kind: str, state: TrainState) -> None:
+        self.position.events.append(self._event(kind, self.position.round, state))
+
+    def _event(self, kind: str, number: int, state: TrainState) -> dict[str, Any]:
+        return {'kind': kind, 'round': number, 'step': int(state.step), 'batch': int(state.batch)}
+
+    def _link(self) -> Link:
+        return Link(self._place, self._section, 'federation', self._report)
+
+
+def _counts(description: dict[str, Any]) -> dict[str, Any]:
+    return {'tokens': description.get('tokens', 0), 'seconds': description.get('productive_seconds', 0.0)}
+
+
+def _assign(target: HostWeights, values: HostWeights) -> None:
+    """Writes values into the parts of other weights."""
+
+    def write(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        old[...] = new
+        return old
+
+    mapped(write, target, values)

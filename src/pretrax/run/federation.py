@@ -1,0 +1,65 @@
+"""A run as an island of a federation: it joins before anything is compiled, and takes part in rounds between steps."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from pretrax.checkpoint.agreement import from_process_0
+from pretrax.checkpoint.manifest import named_leaves
+from pretrax.config.batch import rows_of
+from pretrax.data.batches.sequences import check_row_order
+from pretrax.errors import Report
+from pretrax.federation.fragments import fragments
+from pretrax.federation.island import Island
+from pretrax.federation.link import Author
+from pretrax.federation.registry import Membership, join
+from pretrax.federation.rounds import Rounds
+from pretrax.model.weights import layers_with
+from pretrax.run.same_run import federation_terms
+from pretrax.run.setup import Run
+from pretrax.storage import BucketPath
+from pretrax.storage.shared_path import SharedPath
+
+
+@contextlib.contextmanager
+def joined(run: Run, report: Report) -> Iterator[tuple[Run, Island]]:
+    """The run with its share of the data, and its island. It names a bucket in `federation`.
+
+    Raises:
+        UserError: the run does not fit the federation, cannot be an island, or the bucket cannot be reached.
+    """
+    section = run.federation
+    assert section.bucket is not None
+    place = section.bucket if isinstance(section.bucket, BucketPath) else SharedPath(section.bucket.absolute())
+    terms = federation_terms(run)
+    shapes = {name: leaf.shape for name, leaf in named_leaves(run.like.weights)}
+    parts = fragments(shapes, section.fragments, _layers(run, shapes))
+    with contextlib.ExitStack() as stack:
+        members: list[Membership] = []  # in process 0
+
+        def enter() -> list[Any]:
+            member = stack.enter_context(join(place, section.name or run.name, terms, run.faults.lease_seconds, report))
+            members.append(member)
+            return [member.share, member.name, member.attempt, member.is_founder]
+
+        share, *facts = from_process_0('federation', enter)
+        author = Author(*facts, lease=None, rounds=None)
+        for member in members:
+            author = author._replace(lease=member.lease, rounds=Rounds(member, section.patience, report))
+        report(f'federation: island {author.name} has share {share} of {section.islands} in {place}')
+        island = Island(place, section, author, parts, steps=run.steps, weights=run.like.weights, report=report)
+        run = run.with_share(share)
+        check_row_order(
+            run.source, run.components['data'].name, (rows_of(run.sizes, step)[:2] for step in run.sizes.sizes)
+        )
+        yield run, island
+
+
+def _layers(run: Run, shapes: dict[str, tuple[int, ...]]) -> dict[str, list[int]]:
+    """The layers that the rows of stacked weights belong to."""
+    arch = run.recipe.model.arch
+    stacked = [name for name in shapes if name.startswith('layers.') and shapes[name]]
+    return {
+        name: list(range(shapes[name][0])) if arch is None else list(layers_with(arch, name.removeprefix('layers.')))
+        for name in stacked
+    }
