@@ -85,7 +85,8 @@ def test_an_island_shows_the_rows_of_its_share(values, monkeypatch, tmp_path):
     (run.run_dir / 'config.yaml').write_text(resolved_yaml(config))
     with pytest.raises(UserError, match='an island without a checkpoint'):
         seen_batch(str(run.run_dir), None, 4, print)
-    described = _described(run.with_share(2), SimpleNamespace(batch=5))
+    session = SimpleNamespace(run=run.with_share(2), island=None)
+    described = _described(session, SimpleNamespace(batch=5))
     monkeypatch.setattr('pretrax.run.seen_batch.steps_in', lambda directory: [5])
     monkeypatch.setattr('pretrax.run.seen_batch.read_description', lambda directory, step: described)
     seen = seen_batch(str(run.run_dir), None, 4, print)
