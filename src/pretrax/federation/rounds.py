@@ -27,7 +27,7 @@ from pretrax.federation.objects import (
 )
 from pretrax.federation.registry import Membership
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds between two polls, which grow while nothing happens
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between two polls, which grow while nothing happens
 
 
 @dataclasses.dataclass(frozen=True)
