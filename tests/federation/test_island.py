@@ -1,5 +1,8 @@
 """Runs that share a directory and train one model, against the algorithm written again."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
@@ -61,3 +64,14 @@ def test_an_island_that_stops_anywhere_goes_on_as_if_it_had_not(tmp_path, sectio
         pretrain(config_from_values(stopped), progress=Stopped(step))
     pretrain(config_from_values(stopped), progress=Quiet())
     assert losses_of(stopped) == losses_of(whole)
+
+
+def test_an_island_does_not_wait_for_ever_for_a_founder_that_has_gone(tmp_path):
+    founder = values_of(tmp_path, islands=2) | {'steps': 4}
+    pretrain(config_from_values(founder), progress=Quiet())
+    for name in ('anchors', 'rounds'):
+        shutil.rmtree(tmp_path / 'bucket' / name)
+    values = values_of(tmp_path, 'b', islands=2, patience=0.2) | {'steps': 4}
+    pretrain(config_from_values(values), progress=Quiet())
+    assert len(losses_of(values)) == 4
+    assert json.loads((tmp_path / 'bucket' / 'anchors' / '0' / 'anchor.json').read_bytes())['by'] == 'b'

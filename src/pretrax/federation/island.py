@@ -324,12 +324,14 @@ class Island:
     # Coming in
 
     def _enter(self, link: Link, state: TrainState, counts: dict[str, Any]) -> TrainState:
-        """Enters the federation without a state of its own. The founder's weights are those of round 0."""
-        weights = to_host(state.weights)
-        if self._author.is_founder:
-            link.write_anchor(0, self._author, weights, weights)
-        is_told = False
+        """Enters the federation without a state of its own. The founder's weights are those of round 0, or, if it ends
+        before it has written them, those of an island that has waited for them for `federation.patience`.
+        """
+        weights, end, is_told = to_host(state.weights), time.monotonic() + self._section.patience, False
         while link.anchor(0) is None:
+            if self._author.is_founder or link.decide(lambda: time.monotonic() > end):
+                link.write_anchor(0, self._author, weights, weights)
+                continue
             if not is_told:
                 self._report('waiting for the weights of the island that has made the federation')
             is_told = True
