@@ -1,13 +1,20 @@
 """Runs that share a directory and train one model, against the algorithm written again."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from federation.diloco import diloco, streaming
 from pretrax import config_from_values, pretrain
+from pretrax.checkpoint import CheckpointWeights
+from pretrax.federation.objects import State
 from runs import BIGRAM, Quiet, StoppedAt, lines_of
 from small import VOCAB
 
@@ -75,3 +82,116 @@ def test_an_island_does_not_wait_for_ever_for_a_founder_that_has_gone(tmp_path):
     pretrain(config_from_values(values), progress=Quiet())
     assert len(losses_of(values)) == 4
     assert json.loads((tmp_path / 'bucket' / 'anchors' / '0' / 'anchor.json').read_bytes())['by'] == 'b'
+
+
+ISLAND = (
+    'import json, sys, runs; from pretrax import *; '
+    'pretrain(config_from_values(json.loads(sys.argv[1])), allow_changes=True)'  # of the mesh
+)
+
+
+@pytest.fixture
+def start():
+    """start(values) -> a process with one device that trains an island. All are ended at the end."""
+    environment = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(Path(__file__).parents[1]), 'JAX_PLATFORMS': 'cpu'}
+    processes = []
+
+    def begin(values):
+        values = values | {'mesh': {}}
+        processes.append(subprocess.Popen([sys.executable, '-c', ISLAND, json.dumps(values)], env=environment))
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def learned(directory, number):
+    """The members of a round, with the digests of what they have learned."""
+    closing = json.loads((directory / 'bucket' / 'rounds' / str(number) / 'closed.json').read_text())
+    return {name: (member['learned'], member['tokens']) for name, member in closing['members'].items()}
+
+
+@pytest.mark.slow
+def test_two_islands_train_one_model_and_kills_change_no_bit_of_it(tmp_path, start):
+    theta, losses = diloco(tmp_path, 2, 12, 4)
+    for place, kills in ((tmp_path / 'whole', 0), (tmp_path / 'killed', 4)):
+        a, b = values_of(place, 'a', 2), values_of(place, 'b', 2)
+        for name, values in (('a', a), ('b', b)):  # both are there before one of them contributes
+            pretrain(config_from_values(values), progress=Stopped(1))
+            state = place / 'bucket' / 'islands' / name / 'state.json'
+            state.write_bytes(State(round=1, state='training').content())
+        first = start(a)
+        for kill in range(kills):
+            second = start(b)
+            wait_for(lambda kill=kill, b=b: len(lines_of(b)) > 2 + 2 * kill)
+            second.kill()
+            second.wait()
+        assert start(b).wait() == first.wait() == 0
+        np.testing.assert_allclose(losses_of(a), losses[0], rtol=2e-6)
+        np.testing.assert_allclose(losses_of(b), losses[1], rtol=2e-6)
+        for values in (a, b):
+            weights = CheckpointWeights(Path(values['run_dir']) / 'checkpoints', 12)
+            np.testing.assert_allclose(weights.read('table'), theta['table'], rtol=2e-5, atol=2e-6)
+    for number in (1, 2, 3):
+        assert learned(tmp_path / 'whole', number) == learned(tmp_path / 'killed', number)
+
+
+def test_who_is_left_out_takes_the_newest_weights_and_a_new_island_joins(tmp_path):
+    a, b = values_of(tmp_path, 'a', 2), values_of(tmp_path, 'b', 2)
+    pretrain(config_from_values(a), progress=Stopped(5))
+    joining, late = Quiet(), Quiet()
+    new = pretrain(config_from_values(b), progress=joining)
+    assert lines_of(b)[0]['step'] == 5  # it begins with the weights of round 1, which closed at step 4
+    assert lines_of(b)[0]['batch'] == 4
+    old = pretrain(config_from_values(a), progress=late)
+    assert int(old.state.step) == 12
+    np.testing.assert_array_equal(old.state.weights.table, new.state.weights.table)
+    assert [list(learned(tmp_path, number)) for number in (1, 2, 3)] == [['a'], ['b'], ['b']]
+
+
+def test_a_bucket_out_of_reach_stops_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr('pretrax.federation.exchange._PATIENCE', 0.1)
+    values, bucket = values_of(tmp_path) | {'steps': 60}, tmp_path / 'bucket'
+
+    def move_away():
+        bucket.rename(tmp_path / 'away')
+        bucket.write_text('no directory')
+
+    def bring_back():
+        bucket.unlink()
+        (tmp_path / 'away').rename(bucket)
+
+    progress = Outage({6: move_away, 20: bring_back})
+    result = pretrain(config_from_values(values), progress=progress)
+    assert int(result.state.step) == 60
+    assert any('round 2' in text and 'Training continues' in text for text in progress.said)
+    assert any('is reached again' in text for text in progress.said)
+    assert {'a'} == set(learned(tmp_path, 2))
+
+
+def test_the_weights_of_the_newest_round_are_evaluated(tmp_path):
+    values = values_of(tmp_path) | {'steps': 10, 'eval': {'every': 2, 'batches': 1}}
+    values['optimizer'] = values['optimizer'] | {'ema_decay': 0.9}
+    pretrain(config_from_values(values), progress=Quiet())
+    losses = {line['step']: line['val_loss'] for line in lines_of(values, 'val_loss')}
+    assert losses[4] == losses[6] != losses[8] != losses[2]
+    assert losses[8] != losses[10]
+
+
+class Outage(Quiet):
+    def __init__(self, changes):
+        super().__init__()
+        self.changes = changes
+
+    def update(self, metrics):
+        if 'loss' in metrics and metrics['step'] in self.changes:
+            self.changes.pop(metrics['step'])()
+
+
+def wait_for(what):
+    end = time.monotonic() + 300
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
