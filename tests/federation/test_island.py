@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from federation.diloco import diloco, streaming
-from pretrax import config_from_values, pretrain
+from pretrax import config_from_values, pretrain, register
 from pretrax.checkpoint import CheckpointWeights
+from pretrax.data.batches.synthetic import SyntheticSource
 from pretrax.federation.objects import State
 from runs import BIGRAM, Quiet, StoppedAt, lines_of
 from small import VOCAB
@@ -178,6 +179,29 @@ def test_the_weights_of_the_newest_round_are_evaluated(tmp_path):
     losses = {line['step']: line['val_loss'] for line in lines_of(values, 'val_loss')}
     assert losses[4] == losses[6] != losses[8] != losses[2]
     assert losses[8] != losses[10]
+
+
+class Bad(SyntheticSource):
+    """Batches that no step can learn from."""
+
+    def batch(self, step, rows, batch_rows):
+        batch = super().batch(step, rows, batch_rows)
+        return batch._replace(mask=batch.mask * np.float32(np.nan)) if 7 <= step <= 9 else batch
+
+
+@register('data', 'bad-of-islands')
+def bad(request):
+    return Bad(request, VOCAB, 17)
+
+
+def test_after_a_rollback_an_island_takes_the_round_that_it_has_contributed_to(tmp_path):
+    values = values_of(tmp_path) | {'steps': 20, 'data': {'name': 'bad-of-islands'}, 'faults': {'rollback_after': 2}}
+    progress = Quiet()
+    result = pretrain(config_from_values(values), progress=progress)
+    assert any('rolling back to step 6' in text for text in progress.said)
+    assert (int(result.state.step), int(result.state.batch)) == (20, 24)
+    third = json.loads((tmp_path / 'bucket' / 'rounds' / '3' / 'a.json').read_text())
+    assert [event['kind'] for event in third['events']] == ['rolled back', 'took']
 
 
 class Outage(Quiet):

@@ -114,6 +114,8 @@ class Island:
         if self._exchange is not None:
             self._exchange.stop()
             self._exchange = None
+        attempt, _, rollbacks = self._author.attempt.partition('-')
+        self._author = self._author._replace(attempt=f'{attempt}-{int(rollbacks or 0) + 1}')  # writes beside the old
         state = self.begin(state, stored, description)
         self._note('rolled back', state)
         return state
