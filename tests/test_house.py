@@ -137,6 +137,7 @@ TESTED_BY = {
     'evaluate/test_contamination.py': 'cli/data/_lookup cli/data/contamination',
     'federation/test_island.py': 'federation/exchange federation/island_state federation/link run/federation',
     'run/test_coordinate_check.py': 'cli/mup/check',
+    'federation/test_replay.py': 'cli/federation/replay',
     'view/federation/test_read.py': 'cli/federation/status view/federation/lines view/federation/tables',
     'cli/test_plot.py': 'cli/_output view/charts/page view/charts/text view/charts/curves view/charts/picture',
     'cli/test_runs.py': 'view/run_list',
