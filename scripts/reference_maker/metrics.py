@@ -19,6 +19,7 @@ EMITTERS = {
     'run/run_log.py': ('write',),
     'observe/device_memory.py': ('memory_in_use',),
     'evaluate/results.py': ('flat',),
+    'federation/island.py': ('_after',),
     'view/federation/lines.py': ('_round_lines', '_found_lines', '_mean_loss', '_speed', 'spread'),
 }
 MODELS = ('model/', 'distill/')  # where a metric may come from any file

@@ -6,14 +6,16 @@ from typing import Any
 
 from pretrax.checkpoint.agreement import from_process_0
 from pretrax.checkpoint.manifest import named_leaves
+from pretrax.config import resolved_yaml
 from pretrax.config.batch import rows_of
 from pretrax.data.batches.sequences import check_row_order
 from pretrax.errors import Report
 from pretrax.federation.fragments import fragments
 from pretrax.federation.island import Island
 from pretrax.federation.link import Author
+from pretrax.federation.objects import island_path
 from pretrax.federation.registry import Membership, join
-from pretrax.federation.rounds import Rounds
+from pretrax.federation.replay import CONFIG, rounds_of
 from pretrax.model.weights import layers_with
 from pretrax.run.same_run import federation_terms
 from pretrax.run.setup import Run
@@ -39,13 +41,14 @@ def joined(run: Run, report: Report) -> Iterator[tuple[Run, Island]]:
 
         def enter() -> list[Any]:
             member = stack.enter_context(join(place, section.name or run.name, terms, run.faults.lease_seconds, report))
+            (island_path(place, member.name) / CONFIG).write_bytes(resolved_yaml(run.config).encode())
             members.append(member)
             return [member.share, member.name, member.attempt, member.is_founder]
 
         share, *facts = from_process_0('federation', enter)
         author = Author(*facts, lease=None, rounds=None)
         for member in members:
-            author = author._replace(lease=member.lease, rounds=Rounds(member, section.patience, report))
+            author = author._replace(lease=member.lease, rounds=rounds_of(member, section.patience, report))
         report(f'federation: island {author.name} has share {share} of {section.islands} in {place}')
         island = Island(place, section, author, parts, steps=run.steps, weights=run.like.weights, report=report)
         run = run.with_share(share)
