@@ -142,6 +142,7 @@ def test_islands_that_are_trained_again_learn_the_same_bits(tmp_path):
         'model': {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 2}}, 'steps': 9,
         'data': {'name': 'synthetic', 'vocab_size': 64}, 'batch': {'tokens': 64, 'sequence_length': 16},
         'precision': {'compute': 'f32'}, 'log': {'report': False}, 'eval': {'every': 0},
+        'optimizer': {'learning_rate': 0.01},
         'federation': {'bucket': str(tmp_path / 'bucket'), 'islands': 2, 'every': 3, 'encoding': 'int8'},
     }  # fmt: skip
     trainings = []

@@ -6,6 +6,7 @@ islands train from their recorded configurations, and each round has the members
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -32,7 +33,6 @@ from pretrax.system.json_file import read_entries
 CONFIG = 'config.yaml'  # of an island, beside its state
 _RECORDED = 'recorded'
 _LOOK = 0.2  # seconds between two looks
-_HERE = ('JAX_', 'XLA_FLAGS')  # variables that say how many devices there are
 
 type Record = Mapping[int, Mapping[str, Contribution]]  # the contributions to each closed round
 
@@ -134,8 +134,8 @@ def _island(place: ConditionalPath, name: str, out: Path) -> Iterator[Child]:
     devices = 1
     for size in mesh.values() if isinstance(mesh, dict) else ():
         devices *= size if type(size) is int and size > 0 else 1
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(_HERE)}
-    environment |= {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': str(devices)}
+    flags = re.sub(r'--xla_force_host_platform_device_count=\d+', '', os.environ.get('XLA_FLAGS', ''))
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': str(devices), 'XLA_FLAGS': flags}
     changes = [f'federation.bucket={out / "bucket"}', f'federation.name={name}', f'run_dir={out / "runs" / name}']
     command = [sys.executable, '-m', 'pretrax', 'train', str(config), *changes]
     with log.open('wb') as output:
