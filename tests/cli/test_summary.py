@@ -59,6 +59,17 @@ def test_the_next_commands_are_configurations_that_exist(result, values, tmp_pat
         assert (on.name, on.steps, on.run_dir) == ('small', 12, tmp_path / 'run')
 
 
+def test_an_island_that_has_ended_is_not_told_to_train_with_other_values(result, values, tmp_path):
+    """Its federation would refuse them."""
+    config = config_from_values(values | {'federation': {'bucket': str(tmp_path / 'two')}})
+    island = dataclasses.replace(result, run=dataclasses.replace(result.run, config=config))
+    found = commands(summary(island, []))
+    assert [command[0] for command in found] == ['generate', 'federation', 'plot']
+    assert found[1] == ['federation', 'status', str(tmp_path / 'two')]
+    again = commands(summary(dataclasses.replace(island, stopped=True), ['train', 'small.yaml']))
+    assert again[1] == ['train', 'small.yaml']
+
+
 def test_a_stopped_run_is_told_how_to_go_on(result):
     typed = ['train', 'small.yaml', 'steps=6']
     lines = summary(dataclasses.replace(result, stopped=True), typed)

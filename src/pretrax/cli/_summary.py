@@ -85,8 +85,14 @@ def _next(result: Result, arguments: list[str], writes: bool) -> list[tuple[str,
     if writes and most_new_tokens(run.recipe.model, run.source.tokenizer, ['class ']):
         plugins = ''.join(f' --plugin {shlex.quote(plugin)}' for plugin in config.plugins)
         commands.append((f"pretrax generate {directory} --prompt 'class '{plugins}", 'more text'))
-    more = {} if result.stopped else {'steps': str(2 * config.steps)}
-    commands.append((_again(config, arguments, more), 'continues'))
+    bucket = config.federation.bucket
+    if result.stopped or bucket is None:
+        more = {} if result.stopped else {'steps': str(2 * config.steps)}
+        commands.append((_again(config, arguments, more), 'continues'))
+    plot = (f'pretrax plot {directory}', 'the loss as a curve')
+    if bucket is not None:  # an island with other values would be refused
+        status = f'pretrax federation status {shlex.quote(str(bucket))}'
+        return [*commands, (status, 'all islands and their rounds'), plot]
     if config.data.name == 'text' and getattr(config.data.options, 'text', None) == 'stdlib':
         commands.append((_again(config, arguments, {'name': 'mine', 'data.text': 'path/to/*.txt'}), 'your own text'))
     arch = run.recipe.model.arch
@@ -100,7 +106,7 @@ def _next(result: Result, arguments: list[str], writes: bool) -> list[tuple[str,
     ):
         mesh = {f'mesh.{axis}': str(on_eight[axis]) for axis in 'rdt'}
         commands.append((_again(config, arguments, {'name': 'eight', **mesh}), '8 simulated devices'))
-    return [*commands, (f'pretrax plot {directory}', 'the loss as a curve')]
+    return [*commands, plot]
 
 
 def _again(config: RunConfig, arguments: list[str], changes: Mapping[str, str]) -> str:
