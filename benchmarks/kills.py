@@ -199,6 +199,7 @@ def table(result: dict[str, Any]) -> str:
         f'`{result["command"]}` on {result["cores"]} cores of {result["processor"]}.',
         f'Programs in the queue of the cores, averaged over the last minutes: {result["load"]}.',
         f'Kills: {", ".join(f"{kind} {n}" for kind, n in kinds.items())}.',
+        'Several commands made these rows; the command and the load are those of the last one.',
         'The seconds are those from a kill until a new step, or with `--forked` those of an attempt.',
         '`different` counts the steps whose loss is not, bit for bit, that of the undisturbed run.', '',
         '| feature | kills | survived | steps | different | steps lost: median, most | seconds, median |',
