@@ -391,7 +391,8 @@ def chunks_of_clean_steps(directory: Path, size: int, chunks: Chunks) -> Iterato
 
 def newest_line(directory: Path) -> dict[str, Any]:
     """The newest metrics of a run that has them; {}: there are none."""
-    lines = read_metrics(directory / 'run' / 'metrics.jsonl')
+    path = directory / 'run' / 'metrics.jsonl'
+    lines = read_metrics(path) if path.exists() else []
     return lines[-1] if lines else {}
 
 

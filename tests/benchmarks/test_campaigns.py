@@ -1,6 +1,7 @@
 """Long campaigns go on where they were interrupted, with seeds that were not used before."""
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -39,6 +40,32 @@ def test_bit_flips_continue_after_an_interruption_and_count_together(run, monkey
     assert len(set(draws)) == 5
     [result] = tmp_path.glob('*.json')
     assert json.loads(result.read_text())['parts']['a'] == {'injected': 50, 'not seen': 10}
+
+
+def test_clean_chunks_of_one_mesh_share_a_run(monkeypatch, tmp_path):
+    started = []
+
+    def tiny_run(directory, steps, seed, mesh, model):
+        started.append((seed, steps, mesh))
+        code = f"""
+import json, pathlib, time
+time.sleep(0.3)
+pathlib.Path('run').mkdir()
+for n in range(10, {steps} + 1, 10):
+    line = json.dumps({{'step': n, 'replays': n, 'replay_differences': n // 30}})
+    open('run/metrics.jsonl', 'a').write(line + '\\n')
+    time.sleep(0.01)
+"""
+        directory.mkdir()
+        return subprocess.Popen([sys.executable, '-c', code], cwd=directory)
+
+    monkeypatch.setattr(bit_flips, 'tiny_run', tiny_run)
+    monkeypatch.setattr(bit_flips.time, 'sleep', lambda seconds: None)
+    chunks = iter([(number, None) for number in range(5, 9)])
+    rows = list(bit_flips.chunks_of_clean_steps(tmp_path, 20, chunks))
+    assert started == [(5, 20, {'d': 2, 'e': 2}), (6, 60, {'d': 2})]
+    assert [sum(row[key] for row in rows) for key in ('replays', 'differences')] == [80, 2]
+    assert sum(row.get('replays, d=2', 0) for row in rows) == 60
 
 
 def test_kills_are_divided_among_features_and_continue_after_an_interruption(run, monkeypatch, tmp_path):
