@@ -132,7 +132,7 @@ def test_the_wait_for_a_state_in_memory_is_before_the_line_of_a_step_and_not_in_
     monkeypatch.setattr(Memory, 'settle', settle)
     pretrain(config_from_values(small | {'checkpoint': {'every': 0, 'memory': {'every': 1}}}), progress=Quiet())
     assert logged == [0, 1, 2, 3, 4, 6]  # before the last checkpoint, all are logged
-    assert read_metrics(metrics)[-1]['seconds/checkpoint'] >= 6 * 0.1
+    assert read_metrics(metrics)[-1]['seconds/checkpoint'] >= 5 * 0.1  # the line is written before the last wait
 
 
 def test_a_state_in_memory_is_no_interruption_after_which_slow_steps_are_not_looked_for(tmp_path):
