@@ -38,7 +38,7 @@ MAY_IMPORT = {
     'system': {'errors', 'cost'},
     'data': {'errors', 'system', 'storage', 'tables'},
     'checkpoint': {'errors', 'jax_compat', 'system', 'storage', 'tables'},
-    'federation': {'config', 'errors', 'system', 'storage', 'checkpoint', 'train'},  # runs that share only a bucket
+    'federation': {'amounts', 'config', 'errors', 'system', 'storage', 'checkpoint', 'train'},  # runs that share only a bucket
     'observe': {'amounts', 'errors', 'system', 'storage'},
     'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'system', 'storage', 'tables'},
     'infer': {'errors', 'option', 'jax_compat', 'shardlib', 'model'},
@@ -113,7 +113,7 @@ STAYS, RETURNS = 18, 4
 # How many files of the source name an option of the decoder, by its last part: the median of all options.
 FILES_PER_OPTION = 9
 # All lines of the Python source. Only a new feature raises it, by what it needs; the aim is 70,000.
-SOURCE_LINES = 88_000
+SOURCE_LINES = 88_222
 # Functions with more than 7 parameters; functions of more than 60 lines; calls with more than 6 arguments by position.
 # They only go down, to none.
 LONG_SIGNATURES, LONG_FUNCTIONS, LONG_CALLS = 20, 12, 27

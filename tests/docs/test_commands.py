@@ -5,6 +5,7 @@ What a page may contain, all of it visible in the page itself:
 - a `sh` block: each line is run by bash, in a copy of the repository, in the order of the page. The other pages are run
   where README's commands have been run before, and repeat only a server of those. A trailing `# exit code 2` says how a
   command ends, if not with 0.
+- a command that ends with ` &` runs until the next one without has ended, and has to end by itself.
 - a block with a title, such as ```yaml title="mine.yaml": if the repository has a file of that name, it has to contain
   the block word for word; if not, the block is written to that file, for the commands after it.
 - `pretrax serve` and `pretrax watch` without `--terminal`, which run until the next one or the end of the page; then
@@ -213,7 +214,7 @@ def run_page(page, directory, caches, done_before=(), **variables):
         'BROWSER': 'curl -sf %s',
         **variables,
     }
-    port, printed = free_port(), ''
+    port, printed, running = free_port(), '', []
     with contextlib.ExitStack() as server:
         for block in blocks(page):
             if block.title and not (REPOSITORY / block.title).exists():
@@ -231,14 +232,24 @@ def run_page(page, directory, caches, done_before=(), **variables):
                     server.close()
                     printed += server.enter_context(serving(f'{command} --port {port}', directory, environment))
                     continue
-                done = subprocess.run(
-                    ['bash', '-euo', 'pipefail', '-c', command],
-                    cwd=directory, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                )  # fmt: skip
-                said = f'{block.page}:{block.line}: {written}\nran: {command}\n{done.stdout}{done.stderr}'
-                assert done.returncode == code, said
-                printed += done.stdout + done.stderr
+                running.append((written, code, started(command.removesuffix(' &'), directory, environment)))
+                if command.endswith(' &'):
+                    continue
+                while running:
+                    written, code, process = running.pop()
+                    output, _ = process.communicate()
+                    said = f'{block.page}:{block.line}: {written}\nran: {process.args[-1]}\n{output}'
+                    assert process.returncode == code, said
+                    printed += output
     return printed
+
+
+def started(command, directory, environment):
+    return subprocess.Popen(
+        ['bash', '-euo', 'pipefail', '-c', command],
+        cwd=directory, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -318,7 +329,7 @@ def test_commands_run(page, after_readme, caches, tmp_path, request):
         shutil.copytree(directory, tmp_path / 'pretrax')
         before = {shortened(command)[0] for block in blocks('README.md') for command in block.commands}
         variables = {}
-        if page == 'docs/storage.md':
+        if page in ('docs/storage.md', 'docs/federation.md'):
             s3 = request.getfixturevalue('s3')
             variables = s3.environment | {'BUCKET': s3.url}
         elif page == 'docs/clusters.md':

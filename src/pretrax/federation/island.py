@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pretrax.amounts import size
 from pretrax.checkpoint.agreement import broadcast, gather
 from pretrax.checkpoint.manifest import named_leaves
 from pretrax.config.schema import Federation
@@ -311,6 +312,12 @@ class Island:
     def _after(self, taken: Outcome, step: int) -> None:
         if taken.metrics:
             self.metrics.append({'step': step} | {f'round/{key}': value for key, value in taken.metrics.items()})
+        if taken.is_member:
+            found = taken.metrics
+            self._report(
+                f'round {taken.round}: islands {found["members"]}, tokens {found["tokens"]:,}; '
+                f'{size(found["bytes_up"])} up, {size(found["bytes_down"])} down; waited {found["seconds_wait"]:.3g} s'
+            )
         self._announce(self._link(), step)
         if taken.is_closer and taken.round % self._section.keep == 0:
             self._anchoring = threading.Thread(

@@ -4,12 +4,14 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from pretrax.amounts import size
 from pretrax.checkpoint.agreement import from_process_0
 from pretrax.checkpoint.manifest import named_leaves
 from pretrax.config import resolved_yaml
 from pretrax.config.batch import rows_of
 from pretrax.data.batches.sequences import check_row_order
 from pretrax.errors import Report
+from pretrax.federation.encoding import encoded_size
 from pretrax.federation.fragments import fragments
 from pretrax.federation.island import Island
 from pretrax.federation.link import Author
@@ -49,7 +51,11 @@ def joined(run: Run, report: Report) -> Iterator[tuple[Run, Island]]:
         author = Author(*facts, lease=None, rounds=None)
         for member in members:
             author = author._replace(lease=member.lease, rounds=rounds_of(member, section.patience, report))
-        report(f'federation: island {author.name} has share {share} of {section.islands} in {place}')
+        sent = size(encoded_size(-(-run.n_stored_params // section.fragments), section.encoding))
+        report(
+            f'federation: island {author.name} has share {share} of {section.islands} in {place}; every '
+            f'{section.rounds_apart} steps it sends {sent} ({section.encoding})'
+        )
         island = Island(place, section, author, parts, steps=run.steps, weights=run.like.weights, report=report)
         run = run.with_share(share)
         check_row_order(
