@@ -38,7 +38,7 @@ MAY_IMPORT = {
     'system': {'errors', 'cost'},
     'data': {'errors', 'system', 'storage', 'tables'},
     'checkpoint': {'errors', 'jax_compat', 'system', 'storage', 'tables'},
-    'federation': {'amounts', 'config', 'errors', 'system', 'storage', 'checkpoint', 'train'},  # runs that share only a bucket
+    'federation': {'amounts', 'config', 'errors', 'system', 'storage', 'checkpoint', 'train'},
     'observe': {'amounts', 'errors', 'system', 'storage'},
     'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'system', 'storage', 'tables'},
     'infer': {'errors', 'option', 'jax_compat', 'shardlib', 'model'},
