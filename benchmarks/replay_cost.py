@@ -65,6 +65,7 @@ def measured(turns: int) -> dict[str, Any]:
 
             def train() -> Any:
                 nonlocal state
+                metrics = None
                 for _ in range(STEPS):
                     state, metrics = step(state, batch)
                 return metrics

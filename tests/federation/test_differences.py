@@ -11,7 +11,7 @@ import xxhash
 
 from host_parts import LAYERS, MESHES, SHAPES, held, joined, numbers_in, random_weights
 from pretrax.federation import differences
-from pretrax.federation.differences import DamagedPiecesError, add, check, read, write
+from pretrax.federation.differences import DamagedPiecesError, add, read, write
 from pretrax.federation.encoding import NotFiniteError, encoded_size
 from pretrax.federation.fragments import fragments
 from pretrax.federation.host_weights import select, to_devices, to_host, zeros_like
@@ -59,8 +59,7 @@ def test_any_mesh_reads_what_any_other_has_written(place, process, monkeypatch, 
         targets = held({name: np.full(shape, np.nan, np.float32) for name, shape in SHAPES.items()}, reader, n_readers)
         for i, target in enumerate(targets):
             process(i)
-            assert check(here, pieces, select(target, fragment), AUTHOR) > 0
-            read(here, pieces, select(target, fragment), AUTHOR)
+            assert read(here, pieces, select(target, fragment), AUTHOR) > 0
         for name, values in joined(targets, SHAPES).items():
             inside = ~np.isnan(values)
             np.testing.assert_array_equal(values[inside], weights[name][inside])
@@ -150,7 +149,7 @@ def refused(author, process):
     reasons = []
     for number, target in enumerate(targets):
         process(number)
-        for use in (check, read, add):
+        for use in (read, add):
             try:
                 use(place, pieces, target, AUTHOR)
             except DamagedPiecesError as error:
@@ -184,7 +183,7 @@ def test_a_damaged_or_missing_object_is_named_with_its_author(author, process, a
     path.unlink()
     assert f'{at} is missing' in refused(author, process)
     path.write_bytes(content)
-    assert check(author[0], author[1], author[2][0], AUTHOR) > 0
+    assert read(author[0], author[1], author[2][0], AUTHOR) > 0
 
 
 def test_a_difference_with_numbers_that_are_not_finite_is_refused(author, process):
@@ -236,7 +235,7 @@ def test_the_same_mesh_reads_only_what_it_has_written(place, process):
     sizes = []
     for number, part in enumerate(parts):
         process(number)
-        sizes.append(check(place, written_by[0], {'embed': part['embed']}, AUTHOR))
+        sizes.append(read(place, written_by[0], {'embed': part['embed']}, AUTHOR))
     index_sizes = [(place / piece.object).stat().st_size for piece in written_by[0]]
     assert sizes == [size + encoded_size(16 * 8 // 2, 'f32') for size in index_sizes]
 
@@ -281,4 +280,4 @@ def test_objects_in_a_bucket_are_read_in_parts(bucket, process, monkeypatch):
     bucket.put('federation/rounds/7/b/token/1/0', content[: len(content) // 2])
     assert '1/0' in refused((place, pieces, targets), process)
     with bucket.down(), pytest.raises(BucketError):
-        check(place, pieces, targets[0], AUTHOR)
+        read(place, pieces, targets[0], AUTHOR)

@@ -15,6 +15,7 @@ from federation.diloco import diloco, streaming
 from pretrax import config_from_values, pretrain, register
 from pretrax.checkpoint import CheckpointWeights
 from pretrax.data.batches.synthetic import SyntheticSource
+from pretrax.federation import differences
 from pretrax.federation.objects import State
 from runs import BIGRAM, Quiet, StoppedAt, lines_of
 from small import VOCAB
@@ -54,6 +55,14 @@ def test_one_island_is_a_run_with_the_outer_optimizer_in_it(tmp_path):
     theta, losses = diloco(tmp_path, 1, 10, 4)
     np.testing.assert_allclose(losses_of(values), losses[0], rtol=2e-6)
     check_weights(result.state, theta)
+
+
+def test_an_island_reads_a_difference_once_to_check_and_to_average_it(tmp_path, monkeypatch):
+    read = differences.add
+    authors = []
+    monkeypatch.setattr(differences, 'add', lambda *given: authors.append(given[3]) or read(*given))
+    pretrain(config_from_values(values_of(tmp_path) | {'steps': 8}), progress=Quiet())
+    assert authors == [f'the difference of island a for round {number}' for number in (1, 2)]
 
 
 def test_fragments_are_averaged_in_turn_while_the_island_trains(tmp_path):

@@ -139,11 +139,6 @@ def read(place: ConditionalPath, pieces: Sequence[Piece], targets: HostWeights, 
     return _read(place, pieces, targets, author, np.copyto)
 
 
-def check(place: ConditionalPath, pieces: Sequence[Piece], like: HostWeights, author: str) -> int:
-    """Reads what `add` would read, and raises the same errors. As `add`."""
-    return _read(place, pieces, like, author, lambda target, values: None)
-
-
 def _read(place: ConditionalPath, pieces: Sequence[Piece], targets: HostWeights, author: str, use: _Use) -> int:
     """Uses the chunks that overlap the targets. Indices are read until all of these are found. Returns bytes."""
 

@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -129,7 +129,7 @@ class Exchange:
             more = {'pieces': pieces, 'norm': norm, 'bytes': sent_bytes, 'anchor': digest}
             return Contribution(**self._facts, **facts, **more)
 
-        is_member, members, closing = self._closed(number, contribution, theta)
+        is_member, members, closing, found = self._closed(number, contribution, theta)
         waited, began = time.monotonic() - began, time.monotonic()
         metrics = {'round': number, 'members': len(closing['members']), 'tokens': closing['tokens']}
         metrics |= {'left_out': len(closing['left_out']), 'rejected': len(closing['rejected'])}
@@ -137,7 +137,7 @@ class Exchange:
         if not is_member:
             taken = self._catch_up(link)
             return dataclasses.replace(taken, metrics=metrics)
-        gradient, received = link.outer_gradient(number, members, theta)
+        gradient, received = found or link.outer_gradient(number, members, theta)
         metrics |= self._compare(difference, gradient) | {'bytes_down': received}
         theta, momentum = (
             mapped(np.copy, select(x, self._fragment)) for x in (self._state.anchor, self._state.momentum)
@@ -150,8 +150,15 @@ class Exchange:
             number, closing['step'], 0, theta, momentum, residual, is_member=True, is_closer=is_closer, metrics=metrics
         )
 
-    def _closed(self, number: int, own: Callable[[], Contribution], like: HostWeights) -> tuple[bool, list[Any], Any]:
-        """Contributes, and waits until the round is closed, by this island or by another one."""
+    def _closed(
+        self, number: int, own: Callable[[], Contribution], like: HostWeights
+    ) -> tuple[bool, list[Any], Any, tuple[HostWeights, int] | None]:
+        """Contributes, and waits until the round is closed, by this island or by another one.
+
+        Returns:
+            Whether the round has what this island has learned; its members; its closing; and the mean difference of
+            these members with the bytes read, if this island has read them to close the round.
+        """
         rounds, link, due = self._author.rounds, self._link, dict[str, Due]()
         contribution = own() if rounds is not None else None
 
@@ -174,27 +181,26 @@ class Exchange:
                 found = rounds.poll(number)
             if isinstance(found, Due):
                 due['now'] = found
-                return [
-                    'check',
-                    {name: one.model_dump(mode='json')['pieces'] for name, one in found.contributions.items()},
-                ]
-            contributions = rounds.members(found)
-            members = [[name, one.tokens, one.model_dump(mode='json')['pieces']] for name, one in contributions.items()]
+                return ['check', listed(found.contributions)]
             assert contribution is not None
+            members = listed(rounds.members(found))
             return ['closed', [found.lists(contribution), members, found.model_dump(mode='json')]]
 
         link.decide(contribute)
+        read: dict[str, Any] = {}  # the members whose mean difference is known, and that
         while True:
             what, value = link.decide(poll)
             if what == 'closed':
-                return value[0], value[1], value[2]
-            bad = link.check(value, like, number)
+                is_member, members, closing = value
+                return is_member, members, closing, read['mean'] if read.get('members') == members else None
+            *mean, bad = link.mean(number, value, like)
 
-            def close(bad: dict[str, str] = bad) -> None:
+            def close(bad: dict[str, str] = bad) -> bool:
                 assert rounds is not None
                 rounds.close(due['now'], bad)
+                return not bad
 
-            link.decide(close)
+            read = {'members': value, 'mean': mean} if link.decide(close) else {}
 
     def _norm(self, weights: HostWeights) -> float:
         """The norm over all processes, in process 0; 0 in the others."""
@@ -208,6 +214,11 @@ class Exchange:
             'outer_norm': float(np.sqrt(of_mean)),
             'cosine': float(product / max(np.sqrt(squared * of_mean), 1e-30)),
         }
+
+
+def listed(contributions: Mapping[str, Contribution]) -> list[Any]:
+    """Name, tokens and pieces of each, as JSON."""
+    return [[name, one.tokens, one.model_dump(mode='json')['pieces']] for name, one in contributions.items()]
 
 
 def dot(one: HostWeights, other: HostWeights) -> float:

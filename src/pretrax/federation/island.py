@@ -21,7 +21,7 @@ from pretrax.checkpoint.manifest import named_leaves
 from pretrax.config.schema import Federation
 from pretrax.errors import Report, UnavailableError
 from pretrax.federation.encoding import keeps_residual
-from pretrax.federation.exchange import Exchange, Outcome
+from pretrax.federation.exchange import Exchange, Outcome, listed
 from pretrax.federation.fragments import Fragment
 from pretrax.federation.host_weights import HostWeights, mapped, select, to_devices, to_host, zeros_like
 from pretrax.federation.island_state import FIELD, IslandState, Position, Sent, arrays_of, in_host_memory
@@ -199,16 +199,20 @@ class Island:
         self._exchange = Exchange(self._link(), self._author, facts, fragment, self._state, self._catch_up)
 
     def _wait(self, number: int, asked: Callable[[], bool]) -> bool:
-        """Waits until the round is closed; in all processes. Returns whether it is."""
+        """Waits until the round is closed; in all processes. Returns whether it is.
+
+        After the last step, it waits as long for a bucket that is out of reach as for islands that are late.
+        """
         exchange = self._exchange
         assert exchange is not None
-        is_end = number == self._steps
+        is_end, began = number == self._steps, time.monotonic()
         while True:
             look = _LOOK if jax.process_count() == 1 else _LOOK_TOGETHER
             exchange.wait(0 if self._is_late and not is_end else look)
             texts = gather('island', json.dumps([exchange.is_done, exchange.is_out_of_reach, exchange.problem]))
             seen = [json.loads(text) for text in texts]
-            problem = next((problem for _, is_out, problem in seen if is_out), None)
+            is_patient = is_end and time.monotonic() - began < self._section.patience
+            problem = next((problem for _, is_out, problem in seen if is_out and not is_patient), None)
             are_done, problem = json.loads(
                 broadcast('island', json.dumps([all(is_done for is_done, _, _ in seen), problem]))
             )
@@ -388,8 +392,7 @@ class Island:
         assert self._rounds is not None
         closing = self._rounds.closing(number)
         assert closing is not None
-        members = self._rounds.members(closing)
-        return [[name, one.tokens, one.model_dump(mode='json')['pieces']] for name, one in members.items()]
+        return listed(self._rounds.members(closing))
 
     def _where(self, number: int) -> list[int]:
         """The step of a round; the first batch that the island has not contributed up to the round after it; and how

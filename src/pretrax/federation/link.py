@@ -159,34 +159,42 @@ class Link:
         gathered = self.gather(self.agree(write))
         return {str(i): pieces for i, (pieces, _) in enumerate(gathered)}, sum(size for _, size in gathered)
 
-    def check(self, members: Mapping[str, Any], like: HostWeights, number: int) -> dict[str, str]:
-        """Why contributions cannot be used, by island, in process 0. `members`: their pieces."""
-        bad: dict[str, str] = {}
-
-        def check() -> None:
-            for name, pieces in members.items():
-                with _named(bad, name):
-                    differences.check(self.place, _pieces(pieces), like, _author(name, number))
-
-        self.agree(check)
-        return {name: reason for one in self.gather(bad) for name, reason in one.items()}
-
-    def outer_gradient(self, number: int, members: Sequence[Any], like: HostWeights) -> tuple[HostWeights, int]:
-        """The mean difference of a round, and the bytes that all processes have read.
+    def mean(self, number: int, members: Sequence[Any], like: HostWeights) -> tuple[HostWeights, int, dict[str, str]]:
+        """The mean difference of some contributions, and the bytes that all processes have read.
 
         Args:
             members: name, tokens and pieces of each, in the order of the shares.
+
+        Returns:
+            Also why contributions cannot be used, by island, in process 0. If there are such, the mean is wrong.
         """
         weights = shares_of([tokens for _, tokens, _ in members]) if members else []
 
-        def read() -> tuple[HostWeights, int]:
-            total, size = zeros_like(like), 0
+        def read() -> tuple[HostWeights, int, dict[str, str]]:
+            total, size, bad = zeros_like(like), 0, dict[str, str]()
             for weight, (name, _, pieces) in zip(weights, members, strict=True):
-                size += differences.add(self.place, _pieces(pieces), total, _author(name, number), weight)
-            return total, size
+                with _named(bad, name):
+                    size += differences.add(self.place, _pieces(pieces), total, _author(name, number), weight)
+            return total, size, bad
 
-        total, size = self.agree(read)
-        return total, sum(self.gather(size))
+        total, size, bad = self.agree(read)
+        gathered = self.gather([size, bad])
+        reasons = {name: reason for _, bad in gathered for name, reason in bad.items()}
+        return total, sum(size for size, _ in gathered), reasons
+
+    def outer_gradient(self, number: int, members: Sequence[Any], like: HostWeights) -> tuple[HostWeights, int]:
+        """The mean difference of a round that is closed, and the bytes read; as `mean`.
+
+        Raises UserError if a contribution cannot be used any more.
+        """
+        total, size, bad = self.mean(number, members, like)
+
+        def refuse() -> None:
+            if bad:
+                raise UserError('\n'.join(bad.values()))
+
+        self.decide(refuse)
+        return total, size
 
     def outer_step(self, theta: HostWeights, momentum: HostWeights, gradient: HostWeights) -> None:
         """The outer optimizer, in place; destroys the gradient."""

@@ -44,7 +44,7 @@ class Due:
     """A round can be closed, once its contributions are verified.
 
     Attributes:
-        contributions: to be verified, by island.
+        contributions: to be verified, by island, in the order of the shares.
         rejected: {name: reason} of those that cannot be read.
         left_out: islands that were waited for in vain.
     """
@@ -183,7 +183,8 @@ class Rounds:
             return closing
         seen = self._open.setdefault(number, _Open())
         before, missing = len(seen.found) + len(seen.damaged), []
-        for name in self._islands():
+        islands = self._islands()
+        for name in islands:
             # An island may contribute and stop between the first two of these requests.
             has_contributed = self._has_contributed(number, name, seen)
             if not has_contributed and self._is_waited_for(number, name):
@@ -196,7 +197,7 @@ class Rounds:
         is_over = seen.since is not None and now - seen.since >= self._patience
         if count and (not missing or is_over):
             bad = seen.damaged | self._astray(seen)
-            contributions = {name: one for name, (one, _) in sorted(seen.found.items()) if name not in bad}
+            contributions = {name: seen.found[name][0] for name in islands if name in seen.found and name not in bad}
             return Due(number, contributions, bad, tuple(missing))
         seen.pause = _FIRST_PAUSE if count > before else min(1.5 * seen.pause, _LONGEST_PAUSE)
         return Waiting(tuple(sorted(seen.found)), tuple(missing), seen.pause)
@@ -240,12 +241,12 @@ class Rounds:
         return written
 
     def _islands(self) -> dict[str, int]:
-        """The share of each island."""
+        """The share of each island, in the order of the shares."""
         path = table_path(self._place)
         table = Table.read(path)
         if table is None:
             raise ObjectError(path, 'it was removed')
-        return table.islands
+        return dict(sorted(table.islands.items(), key=lambda item: item[1]))
 
     def _has_contributed(self, number: int, name: str, seen: _Open) -> bool:
         """Whether there is a contribution of an island, which is read once."""

@@ -1,8 +1,8 @@
 """The rounds of a federation, as `pretrax plan --island-bandwidth` predicts them. It imports no JAX.
 
 In each round, an island sends its difference of a fragment once, and reads those of all islands: each of its hosts
-reads the part of the weights that it holds. The island that closes the round has read them before, to check them, and
-the others wait for it. `delay` steps hide that time.
+reads the part of the weights that it holds. All islands do so when the last one has contributed. `delay` steps hide
+that time.
 """
 
 import dataclasses
@@ -45,13 +45,13 @@ class Rounds:
 
     @property
     def down(self) -> float:
-        """Bytes that an island reads in a round; the island that closes it reads them twice."""
+        """Bytes that an island reads in a round."""
         return self.section.islands * self.up * self.readers
 
     @property
     def seconds(self) -> float:
         """From the contribution of an island to the average."""
-        return (self.up + 2 * self.down) / self.bandwidth
+        return (self.up + self.down) / self.bandwidth
 
     @property
     def exposed(self) -> float:
@@ -75,7 +75,7 @@ class Rounds:
         yield f'federation of {section.islands} islands with {size(self.bandwidth)}/s each, to and from the bucket:'
         yield (
             f'    a round every {section.rounds_apart} steps, 1 / {section.fragments} of the weights in '
-            f'{section.encoding}: {size(self.up)} up, {size(self.down)} down, twice for the island that closes it'
+            f'{section.encoding}: {size(self.up)} up, {size(self.down)} down'
         )
         yield f'    every {section.keep} rounds, one island also writes {size(8 * self.numbers)}: weights and momentum'
         yield (
