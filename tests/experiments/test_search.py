@@ -244,6 +244,7 @@ def test_a_search_in_two_parts_chooses_the_same_values_as_one(fake, sampler):
     assert fake.started == ['2', '3', '4']
 
 
+@pytest.mark.filterwarnings('ignore:os.fork:RuntimeWarning')  # the child starts no computation
 def test_a_trial_whose_searcher_was_killed_is_taken_up_again(fake, monkeypatch):
     with fake.searcher(trials=2) as searcher:
         monkeypatch.setattr('pretrax.experiments.search.Searcher._tell', lambda *_: os._exit(9))
