@@ -11,9 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-# JAX warns of forks, since its threads are lost in the new process, which runs another program at once.
-warnings.filterwarnings('ignore', r'os\.fork\(\) was called', RuntimeWarning, 'subprocess')
-
 NO_ANSWER = 124  # exit code of a command that was ended, as `timeout` has it
 
 
@@ -34,7 +31,10 @@ class Child(subprocess.Popen[bytes]):
         **streams: Any,
     ):
         streams = {'stdin': subprocess.DEVNULL} | streams
-        super().__init__(command, env=environment, preexec_fn=prepare, start_new_session=True, **streams)
+        with warnings.catch_warnings():
+            # JAX warns of forks, since its threads are lost in the new process, which runs another program at once.
+            warnings.filterwarnings('ignore', r'os\.fork\(\) was called', RuntimeWarning)
+            super().__init__(command, env=environment, preexec_fn=prepare, start_new_session=True, **streams)
 
     def tell(self, number: int) -> None:
         """Writes the name of a signal to its standard input, as `pretrax launch node --controlled` reads it."""
