@@ -50,7 +50,7 @@ class _Listing(Stored):
 
 
 class Written(NamedTuple):
-    """What this process has written: its index, and the bytes of all objects."""
+    """The index that this process has written, and the bytes of all its objects."""
 
     piece: Piece
     size: int

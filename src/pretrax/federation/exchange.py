@@ -135,8 +135,7 @@ class Exchange:
         metrics |= {'left_out': len(closing['left_out']), 'rejected': len(closing['rejected'])}
         metrics |= {'bytes_up': sent_bytes, 'seconds_up': up, 'seconds_wait': waited, 'norm': norm}
         if not is_member:
-            taken = self._catch_up(link)
-            return dataclasses.replace(taken, metrics=metrics)
+            return dataclasses.replace(self._catch_up(link), metrics=metrics)
         gradient, received = found or link.outer_gradient(number, members, theta)
         metrics |= self._compare(difference, gradient) | {'bytes_down': received}
         theta, momentum = (

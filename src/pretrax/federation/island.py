@@ -72,7 +72,7 @@ class Island:
     # The state
 
     def arrays(self) -> IslandState:
-        """What checkpoints have besides the state of the training."""
+        """The arrays that checkpoints have besides the state of the training."""
         return arrays_of(self._state, self._like)
 
     def description(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an island keeps besides the state of its training, in checkpoints and in memory: arrays, and a few facts.
+"""The arrays and the few facts that an island keeps besides the state of its training, in checkpoints and in memory.
 
 The arrays are f32, shaped and sharded like the weights, and in the memory of the hosts. The step never sees them.
 """

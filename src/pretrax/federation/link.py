@@ -116,7 +116,10 @@ class Link:
         return [json.loads(text) for text in gather(self._topic, json.dumps(value))]
 
     def decide(self, work: Callable[[], Any]) -> Any:
-        """What process 0 returns, as JSON, in all processes. Raises StoppedError or UserError in all if it does."""
+        """Returns in all processes the JSON value that `work` returns in process 0.
+
+        Raises StoppedError or UserError in all processes if `work` does.
+        """
         decided: dict[str, Any] = {}
         if jax.process_index() == 0:
             try:

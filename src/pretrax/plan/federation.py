@@ -70,7 +70,7 @@ class Rounds:
         return 8 * self.numbers * (1 - 1 / self.section.islands) / self.bandwidth
 
     def lines(self, tokens: int) -> Iterator[str]:
-        """What `pretrax plan --island-bandwidth` prints; `tokens`: of all steps of an island."""
+        """The lines that `pretrax plan --island-bandwidth` prints; `tokens`: of all steps of an island."""
         section, often = self.section, self.step / (self.step + self.all_reduce)
         yield f'federation of {section.islands} islands with {size(self.bandwidth)}/s each, to and from the bucket:'
         yield (

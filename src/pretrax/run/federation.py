@@ -21,8 +21,7 @@ from pretrax.federation.replay import CONFIG, rounds_of
 from pretrax.model.weights import layers_with
 from pretrax.run.same_run import federation_terms
 from pretrax.run.setup import Run
-from pretrax.storage import BucketPath
-from pretrax.storage.shared_path import SharedPath
+from pretrax.storage.shared_path import shared
 
 
 @contextlib.contextmanager
@@ -34,7 +33,7 @@ def joined(run: Run, report: Report) -> Iterator[tuple[Run, Island]]:
     """
     section = run.federation
     assert section.bucket is not None
-    place = section.bucket if isinstance(section.bucket, BucketPath) else SharedPath(section.bucket.absolute())
+    place = shared(section.bucket)
     terms = federation_terms(run)
     shapes = {name: leaf.shape for name, leaf in named_leaves(run.like.weights)}
     parts = fragments(shapes, section.fragments, _layers(run, shapes))

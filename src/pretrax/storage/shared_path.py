@@ -15,7 +15,7 @@ from pathlib import Path
 import xxhash
 
 from pretrax.storage.bucket_path import BucketPath, Versioned
-from pretrax.storage.locate import locate
+from pretrax.storage.locate import AnyPath, locate
 from pretrax.system.atomic import write_file
 from pretrax.system.locks import lock
 
@@ -91,7 +91,11 @@ class SharedPath(Path):
 type ConditionalPath = BucketPath | SharedPath
 
 
+def shared(path: AnyPath) -> ConditionalPath:
+    """A path with the conditional writes that a federation needs."""
+    return path if isinstance(path, BucketPath) else SharedPath(path.absolute())
+
+
 def locate_shared(text: str) -> ConditionalPath:
     """The path of a text, as `locate`, whose files are written under conditions. Raises UserError as it does."""
-    path = locate(text)
-    return path if isinstance(path, BucketPath) else SharedPath(path.absolute())
+    return shared(locate(text))

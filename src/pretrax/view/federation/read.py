@@ -26,8 +26,8 @@ from pretrax.federation.registry import read_table
 from pretrax.federation.rounds import is_waited_for
 from pretrax.observe.attempts import FINISHED, LOST, RUNNING, STOPPED
 from pretrax.observe.attempts import State as RunState
-from pretrax.storage import AnyPath, BucketPath, lease
-from pretrax.storage.shared_path import ConditionalPath, SharedPath
+from pretrax.storage import AnyPath, lease
+from pretrax.storage.shared_path import ConditionalPath, shared
 
 NEWEST = 32  # rounds that a list reads
 _AT_ONCE = 32  # requests
@@ -124,11 +124,6 @@ def is_federation(path: AnyPath) -> bool:
     """Whether a directory has the table of a federation, also a damaged one or of another format. Raises OSError."""
     content = table_path(shared(path)).read_version().content or b''
     return b'"founder"' in content and b'"islands"' in content
-
-
-def shared(path: AnyPath) -> ConditionalPath:
-    """A path with the methods that objects of a federation need."""
-    return path if isinstance(path, BucketPath) else SharedPath(path.absolute())
 
 
 def read_federation(
