@@ -98,6 +98,7 @@ def test_a_run_may_be_resumed_with_more_steps_but_not_with_another_model():
         'processes.count',
         'federation.patience',
         'federation.keep',
+        'federation.wait_for',
     ):
         assert may_change_on_resume(key)
     for key in (

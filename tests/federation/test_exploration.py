@@ -149,10 +149,11 @@ class World:
     Args:
         steps: of each island; it contributes after each step.
         skipping: islands that skip every other batch, as after a rollback.
+        wait_for: contributions that the first round needs.
     """
 
-    def __init__(self, names, steps, skipping=''):
-        self.skipping = skipping
+    def __init__(self, names, steps, skipping='', wait_for=1):
+        self.skipping, self.wait_for = skipping, wait_for
         self.steps, self.terms = steps, {ISLANDS: len(set(names))}
         self.table = Table(
             founder=names[0], terms=self.terms, islands={name: i for i, name in enumerate(sorted(set(names)))}
@@ -301,7 +302,7 @@ class World:
 
     def restored(self, place, island, seen):
         membership = Membership(place, island.name, 0, 0, False, None)
-        found = Rounds(membership, 1, lambda text: None, lambda: island.clock)
+        found = Rounds(membership, 1, lambda text: None, lambda: island.clock, self.wait_for)
         if seen:
             closings, opened = self.snapshots[seen]
             found._closings = dict(closings)
@@ -542,7 +543,7 @@ def computed_once(monkeypatch):
     monkeypatch.setattr(Contribution, 'learned', learned_by)
 
 
-def explored(names, steps=1, skipping='', bad=None, founded=True, foreign=None, **options):
+def explored(names, steps=1, skipping='', wait_for=1, bad=None, founded=True, foreign=None, **options):
     """The states of islands, and how often they need patience.
 
     Args:
@@ -551,7 +552,7 @@ def explored(names, steps=1, skipping='', bad=None, founded=True, foreign=None, 
         founded: the islands have their shares.
         foreign: {key: content} of objects that no island has written.
     """
-    world = World(names, steps, skipping)
+    world = World(names, steps, skipping, wait_for)
     store = {('federation.json', world.table.content())} if founded else set()
     islands = [Island(name, bad=1 if name == bad else 0, lineage=names[:i].count(name)) for i, name in enumerate(names)]
     graph = Graph(world, islands, store | set((foreign or {}).items()), **options).explore()
@@ -581,9 +582,11 @@ FOREIGN = {'rounds/1/b.json': b'x', 'islands/a/state.json': b'y', 'rounds/1/d.js
         (TWO | {'steps': 2, 'bad': 'b'}, 5_000),
         ({'names': 'a', 'steps': 4, 'skipping': 'a', 'crashes': 2}, 100),
         (TWO | {'steps': 2, 'skipping': 'b', 'crashes': 1, 'mortal': 'b'}, 10_000),
+        (TWO | {'steps': 2, 'faults': 1, 'wait_for': 2}, 10_000),
         ({'names': 'aab'}, 10_000),
         ({'names': 'a', 'steps': 3, 'faults': 2, 'crashes': 1, 'changes_numbers': True}, 1_000),
         slow(THREE | {'crashes': 1, 'mortal': 'b'}, 400_000),
+        slow(THREE | {'crashes': 1, 'mortal': 'b', 'wait_for': 2}, 200_000),
         slow(THREE | {'bad': 'a', 'crashes': 1, 'mortal': 'c'}, 400_000),
         slow(TWO | {'steps': 2, 'faults': 1, 'crashes': 1}, 200_000),
         slow({'names': 'aab', 'steps': 2}, 100_000),
@@ -593,7 +596,9 @@ def test_islands_agree_on_rounds_and_all_of_them_end(options, states):
     graph, patience = explored(**options)
     assert len(graph.states) > states
     assert max(patience) <= options.get('crashes', 0), 'an island that lives costs patience'
-    rounds = max(len(graph.chain(store)) for store in graph.stores)
+    chains = [graph.chain(store) for store in graph.stores]
+    assert all(len(chain[0]) >= options.get('wait_for', 0) for chain in chains if chain)
+    rounds = max(map(len, chains))
     assert rounds >= options.get('steps', 1)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from hand_made_federations import NAMES, contribution, write_federation
 from pretrax.cli import main
+from pretrax.config.schema import Federation
 from pretrax.federation import replay as federation_replay
 from pretrax.federation.objects import contribution_path, island_path, read_contribution
 from pretrax.federation.registry import Membership, read_table
@@ -33,7 +34,7 @@ def again(recorded, tmp_path):
 
 def rounds(place, name):
     membership = Membership(place, name, NAMES[name], 3, is_founder=name == 'a', lease=None)
-    return rounds_of(membership, 5.0, pytest.fail)
+    return rounds_of(membership, Federation(), pytest.fail)
 
 
 def repeat(recorded, number, name, **changes):

@@ -96,6 +96,25 @@ def test_who_is_late_by_patience_is_left_out_and_not_waited_for_again(islands):
     assert a.poll(2).missing == ('b',)
 
 
+def test_the_first_round_waits_for_as_many_islands_as_it_is_told_to(islands):
+    _, clock, (one, b, _), said = islands
+    a = Rounds(one._membership, 300, said.append, clock, wait_for=2)
+    for number, name in ((1, 'a'), (2, 'a')):
+        a.contribute(contribution(name, number))
+    clock.now = 1000
+    assert isinstance(a.poll(1), Waiting)
+    clock.now = 2000
+    assert a.poll(1).contributed == ('a',)
+    assert said == ['federation: round 1 waits for 2 islands (federation.wait_for); so far, a has contributed']
+    b.contribute(contribution('b'))
+    assert a.poll(1).missing == ('c',)  # it trains, so it has the patience of any round
+    clock.now = 2300
+    assert a.close(a.poll(1), {}).in_order() == ['a', 'b']
+    a.poll(2)
+    clock.now = 2600
+    assert list(a.poll(2).contributions) == ['a']
+
+
 @pytest.mark.parametrize('state', ['stopped', 'finished'])
 def test_nobody_waits_for_an_island_that_has_said_that_it_ends(islands, state):
     _, _, (a, b, c), _ = islands

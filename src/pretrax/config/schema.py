@@ -491,6 +491,9 @@ class Federation(Section):
     outer_momentum: Annotated[Annotated[float, Field(ge=0, lt=1)], WEIGHTS] = default(
         0.9, 'Nesterov momentum of the outer optimizer'
     )
+    wait_for: Annotated[Count, NOTHING] = default(
+        1, 'islands for which the first round waits, however long that takes; 1: the first island trains alone'
+    )
     patience: Annotated[Positive, NOTHING] = default(
         300.0,
         'seconds from the first difference of a round until the round is closed without the islands that are late',
@@ -533,6 +536,9 @@ class Federation(Section):
         if self.delay >= self.rounds_apart:
             problem = f'is {self.delay}, but the next round begins {self.rounds_apart} steps after the last'
             raise mistake(('delay',), problem, 'write a smaller delay, a larger every, or fewer fragments')
+        if self.wait_for > self.islands:
+            problem = f'is {self.wait_for}, but there are at most {self.islands} islands'
+            raise mistake(('wait_for',), problem, 'write a smaller number, or a larger federation.islands')
         if self.mixing and not self.delay:
             problem = f'is {self.mixing}, but without federation.delay an island has trained nothing since it sent'
             raise mistake(('mixing',), problem, 'leave it out, or give federation.delay')

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from pretrax.config.schema import Federation
 from pretrax.errors import Report, UserError
 from pretrax.federation.objects import (
     Closing,
@@ -74,10 +75,11 @@ class ReplayedRounds(Rounds):
     _has_begun = False  # whether this process has contributed
 
 
-def rounds_of(membership: Membership, patience: float, report: Report) -> Rounds:
+def rounds_of(membership: Membership, section: Federation, report: Report) -> Rounds:
     """The rounds of a federation, or of a replay in its place. Raises OSError."""
     is_replay = (table_path(membership.place / _RECORDED)).read_version().content is not None
-    return (ReplayedRounds if is_replay else Rounds)(membership, patience, report)
+    rounds = ReplayedRounds if is_replay else Rounds
+    return rounds(membership, section.patience, report, wait_for=section.wait_for)
 
 
 def replay(place: ConditionalPath, out: Path, say: Report) -> str:

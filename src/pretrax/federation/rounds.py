@@ -70,6 +70,7 @@ class Rounds:
 
     Args:
         patience: seconds that a round waits for islands after its first contribution was seen here.
+        wait_for: contributions that round 1 needs before its patience begins.
     """
 
     def __init__(
@@ -78,9 +79,10 @@ class Rounds:
         patience: float,
         report: Report,
         clock: Callable[[], float] = time.monotonic,
+        wait_for: int = 1,
     ):
         self._membership, self._patience, self._report, self._clock = membership, patience, report, clock
-        self._place, self._name = membership.place, membership.name
+        self._place, self._name, self._wait_for = membership.place, membership.name, wait_for
         self._closings: dict[int, Closing] = {}
         self._open: dict[int, _Open] = {}
         self._said: set[str] = set()
@@ -192,10 +194,15 @@ class Rounds:
             elif not has_contributed:
                 self._has_contributed(number, name, seen)
         now, count = self._clock(), len(seen.found) + len(seen.damaged)
-        if count and seen.since is None:
+        is_begun = count >= (self._wait_for if number == 1 else 1)
+        if count and not is_begun:
+            who = ', '.join([*seen.found, *seen.damaged])
+            problem = f'round 1 waits for {self._wait_for} islands (federation.wait_for)'
+            self._say(f'federation: {problem}; so far, {who} has contributed')
+        if is_begun and seen.since is None:
             seen.since = now
         is_over = seen.since is not None and now - seen.since >= self._patience
-        if count and (not missing or is_over):
+        if is_begun and (not missing or is_over):
             bad = seen.damaged | self._astray(seen)
             contributions = {name: seen.found[name][0] for name in islands if name in seen.found and name not in bad}
             return Due(number, contributions, bad, tuple(missing))

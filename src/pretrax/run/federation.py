@@ -49,7 +49,7 @@ def joined(run: Run, report: Report) -> Iterator[tuple[Run, Island]]:
         share, *facts = from_process_0('federation', enter)
         author = Author(*facts, lease=None, rounds=None)
         for member in members:
-            author = author._replace(lease=member.lease, rounds=rounds_of(member, section.patience, report))
+            author = author._replace(lease=member.lease, rounds=rounds_of(member, section, report))
         sent = size(encoded_size(-(-run.n_stored_params // section.fragments), section.encoding))
         report(
             f'federation: island {author.name} has share {share} of {section.islands} in {place}; every '
