@@ -10,9 +10,10 @@ import pytest
 
 from many_processes import Processes
 from pretrax.checkpoint import Checkpoints
-from pretrax.checkpoint.agreement import agree, broadcast, gather
+from pretrax.checkpoint.agreement import agree, broadcast, decide, from_process_0, gather, together
 from pretrax.checkpoint.directory import Directory
-from pretrax.checkpoint.manifest import read_manifest
+from pretrax.checkpoint.manifest import DamagedError, read_manifest
+from pretrax.errors import UserError
 from side_by_side import coordinator_address, run_side_by_side
 
 SAVES = """
@@ -116,3 +117,56 @@ def test_a_process_looks_at_no_file_that_others_write(others, tmp_path, monkeypa
     monkeypatch.undo()
     assert calls == {'mkdir': 2}  # the file is opened in another way
     assert (partial / 'state/x/0').stat().st_size == 24
+
+
+class RefusedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ('error', 'elsewhere'),
+    [(RefusedError('no'), RefusedError), (DamagedError('no'), UserError), (KeyError('no'), UserError)],
+)
+def test_an_error_of_process_0_is_raised_in_all_processes(error, elsewhere, monkeypatch):
+    processes = Processes(2, monkeypatch)
+
+    def work():
+        assert processes.coordinator.process == 0
+        raise error
+
+    with pytest.raises(type(error)):
+        from_process_0('work', work, [RefusedError])
+    with processes.turn(1), pytest.raises(elsewhere, match='no') as raised:
+        from_process_0('work', work, [RefusedError])
+    assert raised.type is elsewhere
+
+
+@pytest.mark.parametrize('where', [0, 1])
+def test_an_error_of_any_process_is_raised_in_all_of_them(where, monkeypatch):
+    """The first process is asked last: the others wait for it."""
+    processes, raised = Processes(2, monkeypatch), []
+
+    def work(index):
+        with pytest.raises(RefusedError, match='no') as caught, together('work', UserError, RefusedError):
+            if index == where:
+                raise RefusedError('no')
+        raised.append(str(caught.value))
+
+    def answer(key):
+        with processes.turn(0):
+            work(0)
+
+    processes.coordinator.wait = answer
+    with processes.turn(1):
+        work(1)
+    assert raised == ['no (process 1)' if where else 'no'] * 2
+
+
+def test_process_0_decides_from_the_values_of_all_processes(monkeypatch):
+    processes = Processes(3, monkeypatch)
+    for index in (1, 2):
+        with processes.turn(index):
+            gather('value', json.dumps(10**index))
+    assert decide('value', 1, sum) == 111
+    with processes.turn(1):
+        assert json.loads(broadcast('value', '')) == 111

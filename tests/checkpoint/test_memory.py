@@ -258,9 +258,12 @@ def test_the_report_says_why_none_is_kept(every, state, tmp_path):
 def test_it_is_kept_as_often_as_it_costs_one_percent(tmp_path):
     memory, said = Memory(tmp_path, None, print), []
     memory._every = 1
-    costs = [('', 0.05, 0.2, 0.1), ('', 0.02, 0.2, 0.1)]  # the slowest process: 0.05 s, each time; a step takes 0.1 s
+    costs = [
+        ('', 0.05, 0.2, 0.1, ''),
+        ('', 0.02, 0.2, 0.1, ''),
+    ]  # the slowest process: 0.05 s, each time; a step takes 0.1 s
     while True:
-        every, message = json.loads(memory._decide(costs))
+        every, message = memory._decide(costs)
         if every == memory._every:
             break
         said.append(every)
@@ -271,7 +274,7 @@ def test_it_is_kept_as_often_as_it_costs_one_percent(tmp_path):
     # cost and write: seconds
     for cost, write, same in (0.03, 0, 75), (0.07, 0, 75), (0.08, 0, 120), (0.02, 0, 30), (0.0, 0, 1), (0.0, 1.95, 30):
         memory._every = 75
-        assert json.loads(memory._decide([('', cost, write, 0.1)]))[0] == same
+        assert memory._decide([('', cost, write, 0.1, '')])[0] == same
 
 
 def test_what_a_run_was_restored_from_stays_until_a_newer_state_is_whole(state, tmp_path):

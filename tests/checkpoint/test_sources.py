@@ -444,7 +444,7 @@ def explorer(monkeypatch):
 
         def begin(layout, leftovers=True, returns=False):
             processes = Processes(len(layout.hosts))
-            for module in ('memory', 'restoring', 'peers'):
+            for module in ('agreement', 'memory', 'restoring', 'peers'):
                 for name in ('gather', 'broadcast', 'agree', 'scatter', 'offer'):
                     monkeypatch.setattr(f'pretrax.checkpoint.{module}.{name}', getattr(processes, name), raising=False)
             monkeypatch.setattr('jax.process_index', lambda: processes.index or 0)

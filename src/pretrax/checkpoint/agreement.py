@@ -5,10 +5,11 @@ counts those that have come, and process 0 reads all their texts with one reques
 have read them, since the coordinator keeps the others in memory for as long as it lives.
 """
 
+import contextlib
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +19,6 @@ from pretrax.errors import UnavailableError, UserError
 from pretrax.jax_compat import coordination_client
 
 _A_DAY = 24 * 3600 * 1000  # milliseconds. If a process dies, JAX's heartbeat ends the others long before.
-_KINDS = (DamagedError, UnavailableError)  # of UserError, which a process raises as process 0 does
 
 _exchanges: defaultdict[str, itertools.count] = defaultdict(itertools.count)
 _broadcasts: defaultdict[str, list[str]] = defaultdict(list)  # keys that other processes may still have to read
@@ -72,28 +72,63 @@ def broadcast(about: str, text: str) -> str:
     return client.blocking_key_value_get(key, _A_DAY)
 
 
-def from_process_0(about: str, work: Callable[[], Any]) -> Any:
+def decide(about: str, own: Any, decision: Callable[[list[Any]], Any]) -> Any:
+    """Returns, in all processes, the JSON value that `decision` returns in process 0 for the values of all processes.
+
+    Args:
+        own: the JSON value of this process.
+    """
+    texts = gather(about, json.dumps(own))
+    return json.loads(broadcast(about, json.dumps(decision([json.loads(text) for text in texts])) if texts else ''))
+
+
+def from_process_0(
+    about: str, work: Callable[[], Any], kinds: Sequence[type[Exception]] = (DamagedError, UnavailableError)
+) -> Any:
     """Returns, in all processes, what `work` returns in process 0: a JSON value. The others do no work.
 
     Raises:
-        Exception: in process 0, what `work` raises.
-        UserError: in the others, if `work` raised an exception: of the same kind if that was a UserError.
+        Exception: in process 0, what `work` raises; in the others, an error of the same kind if it is one of `kinds`,
+            otherwise a UserError.
     """
     # Only a process that has joined others asks for their number: the question starts JAX's backend.
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return work()
     if jax.process_index() != 0:
         answer = json.loads(broadcast(about, ''))
-        if 'kind' in answer:
-            raise {kind.__name__: kind for kind in _KINDS}.get(answer['kind'], UserError)(answer['error'])
+        if 'error' in answer:
+            raise _read_error(answer['error'], kinds)
         return answer['value']
     try:
         value = work()
     except Exception as error:
-        broadcast(about, json.dumps({'kind': type(error).__name__, 'error': str(error)}))
+        broadcast(about, json.dumps({'error': _written(error, kinds)}))
         raise
     broadcast(about, json.dumps({'value': value}))
     return value
+
+
+@contextlib.contextmanager
+def together(about: str, *kinds: type[Exception]) -> Iterator[None]:
+    """If the block raises an error of some kinds in any process, raises the first such error in all of them."""
+    problem, own = '', None
+    try:
+        yield
+    except kinds as error:
+        problem, own = _written(error, kinds), error
+    if problem := agree(about, problem):
+        raise _read_error(problem, kinds) from own
+
+
+def _written(error: Exception, kinds: Sequence[type[Exception]]) -> str:
+    """An error as text: the first of the kinds that it belongs to, and its message."""
+    return f'{next((kind.__name__ for kind in kinds if isinstance(error, kind)), "UserError")}: {error}'
+
+
+def _read_error(text: str, kinds: Sequence[type[Exception]]) -> Exception:
+    """The error that a process has written."""
+    name, _, message = text.partition(': ')
+    return {kind.__name__: kind for kind in kinds}.get(name, UserError)(message)
 
 
 def scatter(about: str, texts: Sequence[str]) -> str:

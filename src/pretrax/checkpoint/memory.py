@@ -8,7 +8,6 @@ at most two states, and one of them is whole.
 import collections
 import concurrent.futures
 import contextlib
-import json
 import math
 import pathlib
 import secrets
@@ -19,7 +18,7 @@ from typing import Any
 
 import jax
 
-from pretrax.checkpoint.agreement import broadcast, first_problem, gather
+from pretrax.checkpoint.agreement import broadcast, decide, first_problem
 from pretrax.checkpoint.directory import write_synced
 from pretrax.checkpoint.manifest import Array, named_arrays, named_leaves, partial_directory, publish, steps_in
 from pretrax.checkpoint.memory_pieces import Piece, PiecedState, keep_only, line_of, piece_facts, remove_piece
@@ -74,10 +73,11 @@ class Memory(contextlib.AbstractContextManager['Memory']):
             place = f'{self._directory} on {socket.gethostname()}'
             used = sum(sum(piece.manifest.sizes.values()) for piece in self._source)
             free = min(shutil.disk_usage(self._directory).free, _USABLE * available_memory())
-        texts = gather('memory', json.dumps([place, size, used, free]))
-        said = [json.loads(text) for text in texts]
-        decided = json.dumps([_why_not(self._fixed, said, self._peers.copies), max([each[1] for each in said] or [0])])
-        why_not, largest = json.loads(broadcast('memory', decided))
+
+        def why_not_and_largest(said: list[Any]) -> list[Any]:
+            return [_why_not(self._fixed, said, self._peers.copies), max(each[1] for each in said)]
+
+        why_not, largest = decide('memory', [place, size, used, free], why_not_and_largest)
         if why_not:
             return f'none: {why_not}'
         self._peers.begin(2 * largest + _METADATA)
@@ -186,10 +186,7 @@ class Memory(contextlib.AbstractContextManager['Memory']):
             cost = max(cost, write)
         if not_copied:
             not_copied = f'step {step} has no copy in the memory of {not_copied}'
-        texts = gather('memory', json.dumps([problem, cost, write, per_step, not_copied]))
-        said = [json.loads(text) for text in texts]
-        without = first_problem([each[4] for each in said])
-        every, message = json.loads(broadcast('memory', self._decide([each[:4] for each in said], without)))
+        every, message = decide('memory', [problem, cost, write, per_step, not_copied], self._decide)
         useless = [] if every else list(self._own.glob('*'))
         while every and is_whole and self._source:
             useless.append(self._source.pop().place)
@@ -197,25 +194,31 @@ class Memory(contextlib.AbstractContextManager['Memory']):
             remove_piece(each)
         return every, message
 
-    def _decide(self, said: list[tuple[str, float, float, float]], without_copy: str = '') -> str:
-        """The steps between states from now on, and what to report, as JSON. Runs in process 0."""
+    def _decide(self, said: list[tuple[str, float, float, float, str]]) -> tuple[int, str]:
+        """The steps between states from now on, and what to report. Runs in process 0.
+
+        Args:
+            said: of each process the problem with its piece, seconds that steps waited for it, seconds of writing,
+                seconds per step, and why the piece has no copy.
+        """
         if problem := first_problem([each[0] for each in said]):
-            return json.dumps([0, f'WARNING: states are not kept in memory any more: {problem}. Training continues'])
+            return 0, f'WARNING: states are not kept in memory any more: {problem}. Training continues'
         every, message = self._every, ''
-        wanted = [max(cost / _SHARE, write) / per_step for _, cost, write, per_step in said if per_step > 0]
+        wanted = [max(cost / _SHARE, write) / per_step for _, cost, write, per_step, _ in said if per_step > 0]
         least = max(1, math.ceil(max(wanted, default=every)))
         if self._fixed is None and not every / 3 <= least <= every:
             every = min(math.ceil(_SPARE * least) if least > 1 else 1, _FASTER * every)
-            _, cost, _, per_step = said[0]
+            _, cost, _, per_step, _ = said[0]
             if every >= least:
                 message = (
                     f'states are kept in memory every {every} steps: one takes {1000 * cost:.3g} ms, and a step '
                     f'{1000 * per_step:.3g} ms'
                 )
+        without_copy = first_problem([each[4] for each in said])
         if without_copy and not self._without_copy:
             message = f'WARNING: {without_copy}. Training continues, and copies the next state'
         self._without_copy = without_copy
-        return json.dumps([every, message])
+        return every, message
 
 
 def _shares_memory() -> bool:

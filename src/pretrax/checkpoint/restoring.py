@@ -10,15 +10,14 @@ chunk, the one that needs its first number verifies its digest. So the mesh that
 
 import collections
 import concurrent.futures
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from pretrax.checkpoint.agreement import agree, from_process_0, gather
+from pretrax.checkpoint.agreement import from_process_0, gather, together
 from pretrax.checkpoint.chunks import Chunks, Index, bounds, check_file, overlap
 from pretrax.checkpoint.files import Files, Place
 from pretrax.checkpoint.keep import has_finite_state, is_good
@@ -75,7 +74,7 @@ def _restore(place: Place, manifest: Manifest, like: Any) -> Any:
     leaves, structure = named_leaves(like), jax.tree.structure(like)
     # What is in memory is near each process, and its digests are checked when it is opened.
     reading = readers([leaf for _, leaf in leaves], are_shared=not isinstance(place, Files))
-    with _together():
+    with together('restore', DamagedError):
         if isinstance(place, PiecedState):
             manifest = place.manifest({name: set(parts_of(leaf).values()) for name, leaf in leaves})
         arrays = _read_arrays(place, manifest, dict(zip((name for name, _ in leaves), reading, strict=True)))
@@ -83,21 +82,9 @@ def _restore(place: Place, manifest: Manifest, like: Any) -> Any:
     return jax.tree.unflatten(structure, [reader.send(arrays.pop(0)) for reader in reading])
 
 
-@contextlib.contextmanager
-def _together() -> Iterator[None]:
-    """Raises DamagedError in all processes if the block raises it in one of them."""
-    problem = ''
-    try:
-        yield
-    except DamagedError as error:
-        problem = str(error)
-    if problem := agree('restore', problem):
-        raise DamagedError(problem)
-
-
 def _read_agreed(directory: AnyPath, step: int) -> tuple[Place, Manifest]:
     """Where a checkpoint is, and its manifest. Raises DamagedError in all processes if one of them cannot read it."""
-    with _together():
+    with together('restore', DamagedError):
         manifest = read_manifest(directory, step)
         return manifest.place, manifest
 
@@ -166,7 +153,7 @@ def restore_newest(
 
 def _read(memory: Sequence[PiecedState], step: int, line: str) -> tuple[PiecedState, Manifest]:
     """A state in memory and the manifest of a piece. Raises DamagedError in all processes if one can reach no piece."""
-    with _together():
+    with together('restore', DamagedError):
         state = next((state for state in memory if (state.step, state.line) == (step, line)), None)
         if state is None:
             raise DamagedError(f'the checkpoint of step {step} in memory is out of reach')

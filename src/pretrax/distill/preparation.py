@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from pretrax.checkpoint.agreement import agree
+from pretrax.checkpoint.agreement import together
 from pretrax.config import RunConfig
 from pretrax.config.batch import rows_of
 from pretrax.data.batches.sequences import read_sequences
@@ -82,16 +82,11 @@ def prepare_cache(config: RunConfig, out: AnyPath, top_k: int, report: Report) -
             tokenizer=run.source.tokenizer_sha256,
         )
         with contextlib.ExitStack() as stack:
-            files, refused = None, None
-            if is_first_process():
-                try:
+            files = None
+            with together('distill', UserError):
+                if is_first_process():
                     confirm = _lock(out, config.faults.lease_seconds, stack, report)
                     files = create(out, description, report, confirm)
-                except UserError as error:
-                    refused = error
-            problem = agree('distill', str(refused or ''))
-            if problem:
-                raise refused or UserError(problem)
             return _write_rows(run, files, teacher, top_k, report)
 
 

@@ -185,10 +185,10 @@ class Exchange:
             members = listed(rounds.members(found))
             return ['closed', [found.lists(contribution), members, found.model_dump(mode='json')]]
 
-        link.decide(contribute)
+        link.from_process_0(contribute)
         read: dict[str, Any] = {}  # the members whose mean difference is known, and that
         while True:
-            what, value = link.decide(poll)
+            what, value = link.from_process_0(poll)
             if what == 'closed':
                 is_member, members, closing = value
                 return is_member, members, closing, read['mean'] if read.get('members') == members else None
@@ -199,7 +199,7 @@ class Exchange:
                 rounds.close(due['now'], bad)
                 return not bad
 
-            read = {'members': value, 'mean': mean} if link.decide(close) else {}
+            read = {'members': value, 'mean': mean} if link.from_process_0(close) else {}
 
     def _norm(self, weights: HostWeights) -> float:
         """The norm over all processes, in process 0; 0 in the others."""

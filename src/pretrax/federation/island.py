@@ -6,7 +6,6 @@ takes the average. All processes of the island call every method at the same ste
 
 import contextlib
 import dataclasses
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import jax
 import numpy as np
 
 from pretrax.amounts import size
-from pretrax.checkpoint.agreement import broadcast, gather
+from pretrax.checkpoint.agreement import decide
 from pretrax.checkpoint.manifest import named_leaves
 from pretrax.config.schema import Federation
 from pretrax.errors import Report, UnavailableError
@@ -105,7 +104,7 @@ class Island:
         self.position, self._state = position, in_host_memory(stored)
         if position.sent is not None:
             self._start()
-        elif link.decide(self._is_left_out):
+        elif link.from_process_0(self._is_left_out):
             return self._take_newest(self._catch_up(link), state, _counts(description))
         self._announce(link, int(state.step))
         return state
@@ -209,13 +208,9 @@ class Island:
         while True:
             look = _LOOK if jax.process_count() == 1 else _LOOK_TOGETHER
             exchange.wait(0 if self._is_late and not is_end else look)
-            texts = gather('island', json.dumps([exchange.is_done, exchange.is_out_of_reach, exchange.problem]))
-            seen = [json.loads(text) for text in texts]
             is_patient = is_end and time.monotonic() - began < self._section.patience
-            problem = next((problem for _, is_out, problem in seen if is_out and not is_patient), None)
-            are_done, problem = json.loads(
-                broadcast('island', json.dumps([all(is_done for is_done, _, _ in seen), problem]))
-            )
+            problem = exchange.problem if exchange.is_out_of_reach and not is_patient else None
+            are_done, problem = decide('island', [exchange.is_done, problem], _are_done)
             if are_done:
                 if self._is_late:
                     self._report(f'the bucket of the federation is reached again at step {number}')
@@ -342,7 +337,7 @@ class Island:
         """
         weights, end, is_told = to_host(state.weights), time.monotonic() + self._section.patience, False
         while link.anchor(0) is None:
-            if self._author.is_founder or link.decide(lambda: time.monotonic() > end):
+            if self._author.is_founder or link.from_process_0(lambda: time.monotonic() > end):
                 link.write_anchor(0, self._author, weights, weights)
                 continue
             if not is_told:
@@ -367,7 +362,7 @@ class Island:
             assert self._rounds is not None
             return self._rounds.newest(max(0, known))
 
-        number = link.decide(newest)
+        number = link.from_process_0(newest)
         base = number - number % self._section.keep
         anchor = None
         while base > known and (anchor := link.anchor(base)) is None:
@@ -379,13 +374,13 @@ class Island:
             weights, momentum = (mapped(np.copy, one) for one in self._state[:2])
         step = batch = at_end = 0
         for each in range(base + 1, number + 1):
-            members = link.decide(lambda each=each: self._members(each))
+            members = link.from_process_0(lambda each=each: self._members(each))
             fragment = self._fragments[(each - 1) % len(self._fragments)]
             theta, m = select(weights, fragment), select(momentum, fragment)
             if members:
                 link.outer_step(theta, m, link.outer_gradient(each, members, theta)[0])
         if number > 0:
-            step, batch, at_end = link.decide(lambda: self._where(number))
+            step, batch, at_end = link.from_process_0(lambda: self._where(number))
         return Outcome(number, step, batch, anchor=weights, momentum=momentum, at_end=at_end)
 
     def _members(self, number: int) -> list[Any]:
@@ -411,7 +406,7 @@ class Island:
             with contextlib.suppress(OSError):  # others then wait for it until their patience ends
                 self._say('finished' if is_done else 'training')
 
-        link.decide(announce)
+        link.from_process_0(announce)
 
     def _say(self, state: str) -> None:
         if self._rounds is not None:
@@ -431,6 +426,12 @@ class Island:
 
 def _counts(description: dict[str, Any]) -> dict[str, Any]:
     return {'tokens': description.get('tokens', 0), 'seconds': description.get('productive_seconds', 0.0)}
+
+
+def _are_done(processes: list[tuple[bool, str | None]]) -> tuple[bool, str | None]:
+    """Whether the exchange of each process is done, and the first problem."""
+    problems = (problem for _, problem in processes if problem is not None)
+    return all(is_done for is_done, _ in processes), next(problems, None)
 
 
 def _assign(target: HostWeights, values: HostWeights) -> None:

@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from pretrax.checkpoint.agreement import agree, broadcast, gather
+from pretrax.checkpoint.agreement import from_process_0, gather, together
 from pretrax.config.schema import Federation
 from pretrax.errors import Report, UserError, first_line
 from pretrax.federation import differences
@@ -32,6 +31,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0  # seconds between two attempts of a re
 
 class StoppedError(Exception):
     """The processes of the island were asked to stop waiting."""
+
+
+_ERRORS = (StoppedError, UserError)  # of which all processes of an island learn
 
 
 class Author(NamedTuple):
@@ -95,45 +97,21 @@ class Link:
                 return answer
         raise StoppedError
 
-    def agree(self, work: Callable[[], Any] = lambda: None) -> Any:
+    def together[T](self, work: Callable[[], T]) -> T:
         """Does something in each process. Raises StoppedError or UserError in all if one of them does."""
-        problem, result = '', None
-        try:
-            result = self.persistently(work)
-        except StoppedError:
-            problem = 'stopped'
-        except UserError as error:
-            problem = f'error: {error}'
-        problem = agree(self._topic, problem)
-        if problem.startswith('error: '):
-            raise UserError(problem.removeprefix('error: '))
-        if problem:
-            raise StoppedError
-        return result
+        with together(self._topic, *_ERRORS):
+            return self.persistently(work)
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all processes, as JSON, in process 0; [] in the others."""
         return [json.loads(text) for text in gather(self._topic, json.dumps(value))]
 
-    def decide(self, work: Callable[[], Any]) -> Any:
+    def from_process_0(self, work: Callable[[], Any]) -> Any:
         """Returns in all processes the JSON value that `work` returns in process 0.
 
         Raises StoppedError or UserError in all processes if `work` does.
         """
-        decided: dict[str, Any] = {}
-        if jax.process_index() == 0:
-            try:
-                decided['value'] = self.persistently(work)
-            except StoppedError:
-                decided['stopped'] = True
-            except UserError as error:
-                decided['error'] = str(error)
-        decided = json.loads(broadcast(self._topic, json.dumps(decided)))
-        if 'error' in decided:
-            raise UserError(decided['error'])
-        if 'stopped' in decided:
-            raise StoppedError
-        return decided['value']
+        return from_process_0(self._topic, lambda: self.persistently(work), _ERRORS)
 
     def digest(self, weights: HostWeights) -> str:
         """The digest of the weights in process 0, which does not depend on the mesh; '' in the others."""
@@ -159,7 +137,7 @@ class Link:
                 return [[], 0]
             return [[written.piece.model_dump()], written.size]
 
-        gathered = self.gather(self.agree(write))
+        gathered = self.gather(self.together(write))
         return {str(i): pieces for i, (pieces, _) in enumerate(gathered)}, sum(size for _, size in gathered)
 
     def mean(self, number: int, members: Sequence[Any], like: HostWeights) -> tuple[HostWeights, int, dict[str, str]]:
@@ -180,7 +158,7 @@ class Link:
                     size += differences.add(self.place, _pieces(pieces), total, _author(name, number), weight)
             return total, size, bad
 
-        total, size, bad = self.agree(read)
+        total, size, bad = self.together(read)
         gathered = self.gather([size, bad])
         reasons = {name: reason for _, bad in gathered for name, reason in bad.items()}
         return total, sum(size for size, _ in gathered), reasons
@@ -196,7 +174,7 @@ class Link:
             if bad:
                 raise UserError('\n'.join(bad.values()))
 
-        self.decide(refuse)
+        self.from_process_0(refuse)
         return total, size
 
     def outer_step(self, theta: HostWeights, momentum: HostWeights, gradient: HostWeights) -> None:
@@ -212,14 +190,14 @@ class Link:
     def write_anchor(self, number: int, author: Author, weights: HostWeights, momentum: HostWeights) -> None:
         """Writes the weights and the momentum after a round, unless they are there."""
         path = anchor_path(self.place, number) / 'anchor.json'
-        if self.decide(lambda: Anchor.read(path) is not None):
+        if self.from_process_0(lambda: Anchor.read(path) is not None):
             return
         prefix = f'anchors/{number}/{author.attempt}'
         kinds = {'weights': weights, **({'momentum': momentum} if number else {})}
         written = {kind: self.write(f'{prefix}/{kind}', values, 'f32')[0] for kind, values in kinds.items()}
         pieces = {kind: [piece for one in each.values() for piece in one] for kind, each in written.items()}
         facts = {'round': number, 'by': author.name, 'momentum': []}
-        self.decide(lambda: path.create(Anchor.model_validate(facts | pieces).content()))
+        self.from_process_0(lambda: path.create(Anchor.model_validate(facts | pieces).content()))
 
     def anchor(self, number: int) -> Any:
         """The description of an anchor; None: there is none."""
@@ -228,7 +206,7 @@ class Link:
             anchor = Anchor.read(anchor_path(self.place, number) / 'anchor.json')
             return anchor and anchor.model_dump()
 
-        return self.decide(read)
+        return self.from_process_0(read)
 
     def read_anchor(self, anchor: Any, like: HostWeights) -> tuple[HostWeights, HostWeights]:
         """The weights and the momentum of an anchor."""
@@ -241,7 +219,7 @@ class Link:
                     differences.read(self.place, [Piece(**piece) for piece in anchor[kind]], into, author)
             return weights, momentum
 
-        return self.agree(read)
+        return self.together(read)
 
 
 def _pieces(pieces: Mapping[str, Sequence[Any]]) -> list[Piece]:
