@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 
 import jax
 import ml_dtypes
@@ -184,6 +185,20 @@ def test_a_damaged_or_missing_object_is_named_with_its_author(author, process, a
     assert f'{at} is missing' in refused(author, process)
     path.write_bytes(content)
     assert read(author[0], author[1], author[2][0], AUTHOR) > 0
+
+
+@pytest.mark.parametrize('key', ['0/0', '0/index.json'])
+def test_of_an_object_that_is_too_large_no_more_is_read_than_it_should_have(author, process, key):
+    process(0)
+    with (author[0] / 'rounds/7/b/token' / key).open('r+b') as file:
+        file.write(b'x')
+        file.truncate(200 << 20)
+    tracemalloc.start()
+    try:
+        assert key in refused(author, process)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_difference_with_numbers_that_are_not_finite_is_refused(author, process):

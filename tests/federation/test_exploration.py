@@ -64,7 +64,7 @@ class Path:
             raise OSError(5, 'does not answer', self.key)
         return answer
 
-    def read_version(self):
+    def read_version(self, largest=None):
         content = self.ask('read', self.key)
         return Versioned(content, content if content is not None else b'missing')
 

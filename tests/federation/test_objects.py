@@ -1,6 +1,7 @@
 """What islands read in the bucket is what an island has written, or an error that names the object."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -15,8 +16,11 @@ from pretrax.federation.objects import (
     Taken,
     closing_path,
     contribution_path,
+    read_closing,
+    read_contribution,
 )
-from pretrax.storage.shared_path import SharedPath
+from pretrax.storage.connection import BucketError
+from pretrax.storage.shared_path import SharedPath, locate_shared
 
 DIGEST = 'a' * 32
 PIECE = Piece(object='rounds/3/a.1/5f/0/embedding.0', size=10, xxh3=DIGEST)
@@ -74,6 +78,7 @@ def test_an_object_is_read_as_it_was_written_and_a_changed_byte_is_found(place, 
         (b'{}', 'Field required'),
         (b'{"format": 2}', 'it has format 2; update pretrax, which reads format 1 here'),
         (b'{"a": 1}' + b' ' * (1 << 20), 'it is larger than 1024 KiB'),
+        (b' ' * (1 << 20), 'Expecting value'),
         (b'{"format": 1, "round": 0, "state": "training"}', 'round: Input should be greater'),
         (b'{"format": 1, "round": 1, "state": "training"}', 'its digest does not match'),
         (b'{"format": 1, "round": 1, "state": "training", "more": 1}', 'more: Extra inputs'),
@@ -88,6 +93,49 @@ def test_a_foreign_object_is_named_with_the_reason(place, content, reason):
 
 
 @pytest.mark.parametrize(
+    ('key', 'read'),
+    [
+        ('rounds/3/closed.json', lambda place: read_closing(place, 3)),
+        ('rounds/3/a.json', lambda place: read_contribution(place, 3, 'a')),
+        ('islands/a/state.json', lambda place: State.read(place / 'islands/a/state.json')),
+        ('federation.json', lambda place: Table.read(place / 'federation.json')),
+    ],
+)
+def test_an_object_that_is_too_large_is_not_read(place, key, read):
+    path = place / key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open('wb') as file:
+        file.truncate(200 << 20)  # without blocks
+    tracemalloc.start()
+    try:
+        with pytest.raises(ObjectError, match='it is larger than') as caught:
+            read(place)
+        assert not path.create(b'x')
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert str(path) in str(caught.value)
+
+
+def test_of_an_object_in_a_bucket_that_is_too_large_one_byte_is_read(bucket):
+    place = locate_shared(f'{bucket.url}/federation')
+    bucket.put('federation/federation.json', b'{' * (1 << 21))
+    whole = contribution().content()
+    bucket.put('federation/rounds/3/a.1.json', whole)
+    bucket.fault(method='GET', match='federation.json', times=float('inf'), cut_after=1)
+    for _ in range(2):
+        with pytest.raises(ObjectError, match='it is larger than 1024 KiB'):
+            Table.read(place / 'federation.json')
+    bucket.faults.clear()
+    assert not (place / 'federation.json').create(b'x')
+    assert (place / 'rounds/3/a.1.json').create(whole)
+    assert read_contribution(place, 3, 'a.1')[0] == contribution()
+    assert read_contribution(place, 4, 'a.1') is None
+    with bucket.down(), pytest.raises(BucketError):
+        read_contribution(place, 3, 'a.1')
+
+
+@pytest.mark.parametrize(
     'changes',
     [
         {'name': 'closed'},
@@ -95,7 +143,7 @@ def test_a_foreign_object_is_named_with_the_reason(place, content, reason):
         {'name': 'a.json'},
         {'name': 'a/b'},
         {'name': '..'},
-        {'name': 'a' * 65},
+        {'name': 'a' * 101},
         {'base': 1},
         {'first_batch': 31},
         {'tokens': 0},

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 from collections.abc import Buffer
 
 import pydantic
@@ -65,12 +66,7 @@ def read_file(place: Place, name: str, file: File) -> bytes:
             return stream.read() or b''
     if file.pack is None:
         return (place / name).read_bytes()
-    pack, size = place / file.pack, min(file.size, LARGEST_PACKED)
-    if isinstance(pack, BucketPath):
-        return _range(pack, file.offset, file.offset + size)
-    with pack.open('rb', buffering=0) as stream:
-        stream.seek(file.offset)
-        return stream.read(size)
+    return read_range(place / file.pack, file.offset, file.offset + min(file.size, LARGEST_PACKED))
 
 
 def raise_if_unreachable(place: Place, error: OSError) -> None:
@@ -123,11 +119,16 @@ class _Object(io.RawIOBase):
         stop = self._at + self._request
         if self._at == 0 and stop >= self._size:
             return self._path.read_bytes()
-        return _range(self._path, self._at, None if stop >= self._size else stop)
+        return read_range(self._path, self._at, None if stop >= self._size else stop)
 
 
-def _range(path: BucketPath, start: int, stop: int | None) -> bytes:
-    """The bytes [start, stop) of an object; b'' if it ends before them."""
+def read_range(path: AnyPath, start: int, stop: int | None) -> bytes:
+    """The bytes [start, stop) of a file or an object; None: to its end. Fewer, or none, if it ends before them."""
+    if not isinstance(path, BucketPath):
+        with path.open('rb') as stream:
+            size = os.fstat(stream.fileno()).st_size
+            stream.seek(start)
+            return stream.read(max(0, (size if stop is None else min(stop, size)) - start))
     try:
         return path.read_range(start, stop)
     except BucketError as error:

@@ -20,7 +20,7 @@ import pydantic
 import xxhash
 
 from pretrax.checkpoint.chunks import Index, overlap, within
-from pretrax.checkpoint.files import File, open_file
+from pretrax.checkpoint.files import read_range
 from pretrax.errors import UserError
 from pretrax.federation.encoding import Encoding, NotFiniteError, decode, encode, encoded_size
 from pretrax.federation.host_weights import Cuts, HostWeights, cells, in_parallel, refined
@@ -142,12 +142,11 @@ def read(place: ConditionalPath, pieces: Sequence[Piece], targets: HostWeights, 
 def _read(place: ConditionalPath, pieces: Sequence[Piece], targets: HostWeights, author: str, use: _Use) -> int:
     """Uses the chunks that overlap the targets. Indices are read until all of these are found. Returns bytes."""
 
-    def use_run(path: ConditionalPath, size: int, encoding: Encoding, run: Sequence[_Chunk]) -> int:
-        """Reads adjacent chunks of an object of this size."""
+    def use_run(path: ConditionalPath, encoding: Encoding, run: Sequence[_Chunk]) -> int:
+        """Reads adjacent chunks of an object."""
         first, count = run[0].start, run[-1].stop - run[0].start
-        with _blaming(author, path), open_file(path.parent, path.name, File(size=size, xxh3=''), count) as stream:
-            stream.seek(first, 1)
-            content = memoryview(stream.read(count) or b'')
+        with _blaming(author, path):
+            content = memoryview(read_range(path, first, first + count))
             for chunk in run:
                 encoded = content[chunk.start - first : chunk.stop - first]
                 _check_digest(encoded, chunk.xxh3)
@@ -168,7 +167,7 @@ def _read(place: ConditionalPath, pieces: Sequence[Piece], targets: HostWeights,
             break
         path = place / piece.object
         with _blaming(author, path):
-            content = path.read_bytes()
+            content = read_range(path, 0, min(piece.size, _Listing.largest))
             _check_digest(content, piece.xxh3)
             listing, size = _Listing.parse(content, path), size + len(content)
             if like is None:
@@ -180,7 +179,7 @@ def _read(place: ConditionalPath, pieces: Sequence[Piece], targets: HostWeights,
                 chunks = _chunks(listing, number)
                 for chunk_missing, run in itertools.groupby(chunks, lambda chunk, keys=missing: chunk.key in keys):
                     if chunk_missing:
-                        calls.append((use_run, path.parent / str(number), chunks[-1].stop, listing.encoding, list(run)))
+                        calls.append((use_run, path.parent / str(number), listing.encoding, list(run)))
                 missing -= {chunk.key for chunk in chunks}
     if missing:
         raise DamagedPiecesError(f'{author} cannot be used: no process has written {min(missing)}')

@@ -17,6 +17,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import pydantic
 import xxhash
 
+from pretrax.storage.bucket_path import Versioned
+from pretrax.storage.locate import LONGEST_NAME, plain_name
 from pretrax.storage.shared_path import ConditionalPath
 from pretrax.system.json_file import parse_json
 
@@ -80,10 +82,8 @@ class Stored(pydantic.BaseModel):
 
     @classmethod
     def parse(cls, content: bytes, path: ConditionalPath) -> Self:
-        """The object in a content. Raises ObjectError if it is too large, damaged, foreign or of a newer format."""
+        """The object in a content. Raises ObjectError if it is damaged, foreign or of a newer format."""
         try:
-            if len(content) > cls.largest:
-                raise ValueError(f'it is larger than {cls.largest >> 10} KiB')
             fields = parse_json(content)
             if not isinstance(fields, dict):
                 raise ValueError('it is not a JSON object')
@@ -105,8 +105,18 @@ class Stored(pydantic.BaseModel):
     @classmethod
     def read(cls, path: ConditionalPath) -> Self | None:
         """The object at a path; None if there is none. Raises OSError, or ObjectError as `parse`."""
-        content = path.read_version().content
+        content, _ = cls.read_version(path)
         return None if content is None else cls.parse(content, path)
+
+    @classmethod
+    def read_version(cls, path: ConditionalPath) -> Versioned:
+        """The content of a path, which is not read if it is too large. Raises OSError, or ObjectError."""
+        try:
+            return path.read_version(cls.largest)
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                raise ObjectError(path, error.strerror or '') from None
+            raise
 
 
 class Table(Stored):
@@ -323,7 +333,7 @@ def read_closing(place: ConditionalPath, number: int) -> Closing | None:
 def read_contribution(place: ConditionalPath, number: int, name: str) -> tuple[Contribution, str] | None:
     """The contribution of an island, with the digest of its object. None and errors as for `read_closing`."""
     path = contribution_path(place, number, name)
-    content = path.read_version().content
+    content, _ = Contribution.read_version(path)
     if content is None:
         return None
     contribution = Contribution.parse(content, path)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any, NamedTuple
 
 from pretrax.errors import UserError
-from pretrax.storage.connection import as_os_error, open_bucket
+from pretrax.storage.connection import BucketError, as_os_error, open_bucket
 
 SCHEMES = ('gs', 's3')
 _MISSING = b'\x02'  # TensorStore's version of every object that does not exist
@@ -106,8 +106,7 @@ class BucketPath:
 
     def read_range(self, start: int, stop: int | None) -> bytes:
         """The bytes [start, stop) of the object, which must have them; None: to its end."""
-        with self._errors():
-            found = self._bucket().read(self.key, byte_range=slice(start, stop)).result()
+        found = self._read(slice(start, stop))
         if found.state != 'value':
             raise FileNotFoundError(errno.ENOENT, 'No such object', str(self))
         return found.value
@@ -121,10 +120,26 @@ class BucketPath:
     def write_text(self, text: str, encoding: str = 'utf-8') -> int:
         return self.write_bytes(text.encode(encoding))
 
-    def read_version(self) -> Versioned:
-        """The content and the version of the object; the version of an object that does not exist is valid too."""
-        with self._errors():
-            found = self._bucket().read(self.key).result()
+    def read_version(self, largest: int | None = None) -> Versioned:
+        """The content and the version of the object; the version of an object that does not exist is valid too.
+
+        Args:
+            largest: bytes that it may have. One more request finds out whether it has more, and reads one byte.
+
+        Raises:
+            OSError: with EFBIG if it is larger.
+        """
+        if largest is not None:
+            try:
+                found = self._read(slice(largest, largest + 1))
+            except BucketError as error:
+                if error.is_temporary:
+                    raise  # otherwise it has no such byte
+            else:
+                if found.state == 'value':
+                    raise too_large(self, largest)
+                return Versioned(None, found.stamp.generation)
+        found = self._read()
         return Versioned(found.value if found.state == 'value' else None, found.stamp.generation)
 
     def write_version(self, content: bytes | None, expected: bytes) -> bytes | None:
@@ -145,7 +160,7 @@ class BucketPath:
 
         Content that no other process writes tells a request whose answer was lost from an object of another process.
         """
-        return self.write_version(content, _MISSING) is not None or self.read_version().content == content
+        return self.write_version(content, _MISSING) is not None or has_content(self, content)
 
     def open(self, mode: str = 'r', encoding: str = 'utf-8') -> IO[Any]:
         """Opens the object for reading, with its content in memory. To write, use `write_bytes`."""
@@ -203,6 +218,10 @@ class BucketPath:
         store.path = f'{self.key}{suffix}'
         return store
 
+    def _read(self, byte_range: slice | None = None) -> Any:
+        with self._errors():
+            return self._bucket().read(self.key, byte_range=byte_range).result()
+
     def _bucket(self) -> Any:
         return open_bucket(self.scheme, self.bucket).copy()
 
@@ -221,3 +240,18 @@ class BucketPath:
             raise
         except Exception as error:  # the drivers share no base class
             raise as_os_error(error, str(self)) from error
+
+
+def has_content(path: Any, content: bytes) -> bool:
+    """Whether a file or an object has this content. It is not read if it is larger."""
+    try:
+        return path.read_version(len(content)).content == content
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            return False
+        raise
+
+
+def too_large(path: object, largest: int) -> OSError:
+    """The error for a file or an object of more bytes than it may have."""
+    return OSError(errno.EFBIG, f'it is larger than {largest >> 10} KiB', str(path))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import xxhash
 
-from pretrax.storage.bucket_path import BucketPath, Versioned
+from pretrax.storage.bucket_path import BucketPath, Versioned, has_content, too_large
 from pretrax.storage.locate import AnyPath, locate
 from pretrax.system.atomic import write_file
 from pretrax.system.locks import lock
@@ -29,9 +29,14 @@ class SharedPath(Path):
     The directory of a file is made when the file is written. Every method raises OSError.
     """
 
-    def read_version(self) -> Versioned:
-        """The content and the version of the file; the version of a file that does not exist is valid too."""
+    def read_version(self, largest: int | None = None) -> Versioned:
+        """The content and the version of the file; the version of a file that does not exist is valid too.
+
+        Raises OSError with EFBIG if it has more than `largest` bytes.
+        """
         try:
+            if largest is not None and self.stat().st_size > largest:
+                raise too_large(self, largest)
             content = self.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return Versioned(None, _MISSING)
@@ -67,7 +72,7 @@ class SharedPath(Path):
             whole.write_bytes(content)
             os.link(whole, self)
         except FileExistsError:
-            return self.read_version().content == content
+            return has_content(self, content)
         finally:
             whole.unlink(missing_ok=True)
         return True
