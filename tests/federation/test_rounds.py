@@ -175,6 +175,17 @@ def test_an_island_whose_weights_went_astray_is_rejected_with_both_digests(islan
         assert due.rejected['b'].startswith(f'it begins at other weights (digest {"b" * 32}) than')
 
 
+def test_an_island_whose_numbers_are_not_finite_is_named_by_the_closing(islands):
+    _, _, (a, b, c), _ = islands
+    for rounds, name in ((a, 'a'), (c, 'c')):
+        rounds.contribute(contribution(name))
+    pieces = {**contribution('b').pieces, '1': []}  # process 1 has written none
+    b.contribute(contribution('b').model_copy(update={'pieces': pieces, 'norm': None}))
+    closing = a.close(a.poll(1), {})
+    assert list(closing.members) == ['a', 'c']
+    assert closing.rejected == {'b': 'the difference of island b is not finite'}
+
+
 def test_an_island_that_contributes_and_stops_while_others_look_is_in_the_round(islands):
     _, _, (a, b, c), _ = islands
     a.contribute(contribution('a'))

@@ -199,7 +199,7 @@ class Contribution(Stored):
         tokens: trained in this round; the weight of the difference.
         anchor: digest of the weights after round `base`, which does not depend on the mesh.
         encoding: of the numbers.
-        pieces: the numbers, per process.
+        pieces: the numbers, per process; none of a process whose numbers are not finite.
         norm, loss: of the difference; mean over the steps; None if not finite.
         seconds, bytes: of training since round `base`, and sent.
         time: when it was made, in seconds since 1970 by the clock of the island; only shown.
@@ -243,6 +243,11 @@ class Contribution(Stored):
         if self.base != self.round - 1 or self.first_batch > self.last_batch:
             raise ValueError(f'base {self.base}, batches {self.first_batch} to {self.last_batch}')
         return self
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all processes of the island had finite numbers, and so have written them."""
+        return all(self.pieces.values())
 
     def learned(self) -> str:
         """Digest of what the island has learned: equal if an island that was killed computes the same again."""

@@ -269,12 +269,14 @@ class Rounds:
         return True
 
     def _astray(self, seen: _Open) -> dict[str, str]:
-        """Contributions that begin at other weights than most of them; of as many, than that of this island."""
+        """Contributions that are not finite, or begin at other weights than most; of as many, than this island's."""
         anchors = Counter(contribution.anchor for contribution, _ in seen.found.values())
         own = seen.found[self._name][0].anchor if self._name in seen.found else ''
         usual = max(anchors, key=lambda anchor: (anchors[anchor], anchor == own, anchor), default='')
         reason = f'it begins at other weights (digest {{}}) than those of the other islands ({usual})'
-        return {name: reason.format(one.anchor) for name, (one, _) in seen.found.items() if one.anchor != usual}
+        astray = {name: reason.format(one.anchor) for name, (one, _) in seen.found.items() if one.anchor != usual}
+        finite = {name: one.is_finite for name, (one, _) in seen.found.items()}
+        return astray | {name: f'the difference of island {name} is not finite' for name in finite if not finite[name]}
 
     def _is_waited_for(self, number: int, name: str) -> bool:
         try:
