@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from pretrax.config.schema import Federation
 from pretrax.errors import UserError
 from pretrax.federation.objects import ISLANDS
 from pretrax.federation.registry import join, read_table, registered
@@ -79,9 +80,38 @@ def test_two_processes_are_not_one_island(place):
     assert 'islands/a is held by process' in text
 
 
-@pytest.mark.parametrize('name', ['', 'a/b', 'closed', '.', 'a' * 65])
+@pytest.mark.parametrize('name', ['', 'a/b', 'a b', 'ü', '..', 'closed', 'b.json', '.', 'a-', 'a' * 101])
 def test_a_name_that_is_no_part_of_a_key_is_refused(place, name):
     assert 'cannot name an island' in refusal(place, name, TERMS)
+
+
+def test_a_name_of_a_run_can_name_an_island(place):
+    longest = Federation(name='a' * 100).name
+    assert registered(place, longest, TERMS).founder == longest
+    with pytest.raises(ValueError, match='at most 100'):
+        Federation(name='a' * 101)
+
+
+def test_names_that_differ_only_by_case_are_not_two_islands(place):
+    registered(place, 'North', TERMS)
+    assert 'north differs only by case from island North' in refusal(place, 'north', TERMS)
+    assert registered(place, 'North', TERMS).islands == {'North': 0}
+
+
+def test_a_federation_is_not_made_inside_another_one(place):
+    registered(place, 'a', TERMS)
+    text = refusal(place / 'rounds' / '1', 'b', TERMS)
+    assert f'{place}/rounds/1 is inside the federation {place}' in text
+    assert f'use {place} to join it' in text
+    assert not (place / 'rounds').exists()
+
+
+def test_a_federation_is_not_made_inside_another_one_in_a_bucket(bucket):
+    place = locate_shared(f'{bucket.url}/federation')
+    registered(place, 'a', TERMS)
+    assert 'is inside the federation' in refusal(place / 'b', 'b', TERMS)
+    bucket.fault(method='GET', match='/federation/federation.json|/federation%2Ffederation', status=403, times=9)
+    assert registered(place / 'b', 'b', TERMS).founder == 'b'
 
 
 @pytest.mark.parametrize('content', [b'x', b'{}', b'{"format": 9}'])

@@ -23,6 +23,7 @@ from pretrax.config.problems import ProblemsError, keys_by_last_name, known_keys
 from pretrax.errors import UserError
 from pretrax.infer.sampling_settings import SETTINGS, Temperature, TopK, TopP
 from pretrax.storage import BucketPath, locate
+from pretrax.storage.locate import LONGEST_NAME, plain_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,11 +87,11 @@ class Section(BaseModel):
 
 def _plain(name: str, example: str, more: str = '') -> str:
     """A name that is safe in paths and keys of objects. Raises the mistake if it is another one."""
-    plain = ''.join(c if c.isascii() and (c.isalnum() or c in '._-') else '-' for c in name).strip('.-')[:100]
+    plain = plain_name(name)
     if name != plain or not name:
         raise mistake(
             (),
-            f'is {shown(name)}; expected letters, digits, ".", "_" and "-", at most 100',
+            f'is {shown(name)}; expected letters, digits, ".", "_" and "-", at most {LONGEST_NAME}',
             f'write {plain or example}{more}',
         )
     return name

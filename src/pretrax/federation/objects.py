@@ -26,7 +26,6 @@ FORMAT = 1
 ISLANDS = 'federation.islands'  # the term that says how many shares there are
 TABLE = 'federation.json'
 LARGEST_TABLE = 4096  # islands
-_NAME = re.compile('[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
 _KEY = re.compile('([A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*')
 
 Count = Annotated[int, pydantic.Field(ge=0, le=1 << 60)]
@@ -51,8 +50,11 @@ class ObjectError(OSError):
 
 def checked_name(name: str) -> str:
     """The name of an island, which is a part of keys. Raises ValueError if it cannot be one."""
-    if not _NAME.fullmatch(name) or name.casefold() == 'closed' or name.casefold().endswith('.json'):
-        raise ValueError(f'{name[:80]!r} cannot name an island: expected up to 64 letters, digits, ., _ and -')
+    if not name or name != plain_name(name):
+        expected = f'up to {LONGEST_NAME} letters, digits, ., _ and -'
+        raise ValueError(f'{name[:LONGEST_NAME]!r} cannot name an island: expected {expected}')
+    if name.casefold() == 'closed' or name.casefold().endswith('.json'):
+        raise ValueError(f'{name!r} cannot name an island: objects of a round have such names')
     return name
 
 

@@ -9,7 +9,8 @@ from pretrax.errors import Report, UserError
 from pretrax.federation.objects import ObjectError, Table, Term, checked_name, island_path, table_path
 from pretrax.storage.connection import kind_of_error
 from pretrax.storage.lease import FILE, HeldError, Lease
-from pretrax.storage.shared_path import ConditionalPath
+from pretrax.storage.locate import AnyPath
+from pretrax.storage.shared_path import ConditionalPath, shared
 
 _MOST_NAMED = 5  # terms that differ
 
@@ -71,13 +72,14 @@ def registered(place: ConditionalPath, name: str, terms: Mapping[str, Term]) -> 
     An island keeps its share for ever. What is asked again, because an answer was lost, changes nothing.
 
     Raises:
-        UserError: the terms differ, or all shares are taken.
+        UserError: the terms differ, all shares are taken, or the name or the place can be taken for another one.
         OSError: the table cannot be read or written.
     """
     path = table_path(place)
     while True:
-        content, version = path.read_version()
+        content, version = Table.read_version(path)
         if content is None:
+            _check_outside(place)
             table = Table(founder=name, terms=dict(terms), islands={name: 0})
             path.write_version(table.content(), version)
             continue
@@ -85,6 +87,11 @@ def registered(place: ConditionalPath, name: str, terms: Mapping[str, Term]) -> 
         _check_terms(place, table, terms)
         if name in table.islands:
             return table
+        if (twin := next((one for one in table.islands if one.casefold() == name.casefold()), None)) is not None:
+            raise UserError(
+                f'federation.name: {name} differs only by case from island {twin}, and some file systems see no '
+                f'difference\nuse {twin} to continue that island, or another name'
+            )
         free = sorted(set(range(table.shares)) - set(table.islands.values()))
         if not free:
             raise _full(place, table, name)
@@ -102,6 +109,23 @@ def read_table(place: ConditionalPath) -> Table:
     if table is None:
         raise UserError(f'{place} is not a federation: it has no {path.name}\nname the value of federation.bucket')
     return table
+
+
+def is_federation(path: AnyPath) -> bool:
+    """Whether a directory has the table of a federation, also a damaged one or of another format. Raises OSError."""
+    content = table_path(shared(path)).read_version().content or b''
+    return b'"founder"' in content and b'"islands"' in content
+
+
+def _check_outside(place: ConditionalPath) -> None:
+    """Raises UserError if a new federation would lie inside another one, whose keys may be the same."""
+    below, above = place, place.parent
+    while above != below:
+        with contextlib.suppress(PermissionError):  # who may write here need not see what is above
+            if is_federation(above):
+                fix = f'use {above} to join it, or a bucket or a directory outside it for another one'
+                raise UserError(f'federation.bucket: {place} is inside the federation {above}\n{fix}')
+        below, above = above, above.parent
 
 
 def _check_terms(place: ConditionalPath, table: Table, terms: Mapping[str, Term]) -> None:

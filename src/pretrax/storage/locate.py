@@ -16,6 +16,8 @@ from pretrax.system.cache import cache_directory
 
 type AnyPath = Path | BucketPath
 
+LONGEST_NAME = 100  # characters
+
 # `Path('gs://bucket/run')` is `gs:/bucket/run`: the second form is refused too, so that no run lands in a directory
 # `gs:`.
 _URL = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/(/?)')
@@ -124,3 +126,12 @@ def working_directory(run_dir: AnyPath, index: int = 0) -> Path:
         return run_dir
     digest = hashlib.sha256(f'{run_dir} {socket.gethostname()} {index}'.encode()).hexdigest()
     return cache_directory() / 'runs' / f'{run_dir.name}-{digest[:16]}'
+
+
+def plain_name(text: str) -> str:
+    """The text, or the nearest one, that is safe in paths and keys on every system: '' if there is none.
+
+    It has ASCII letters, digits, '.', '_' and '-', and begins and ends with none of '.' and '-'.
+    """
+    plain = ''.join(c if c.isascii() and (c.isalnum() or c in '._-') else '-' for c in text)
+    return plain.strip('.-')[:LONGEST_NAME].rstrip('.-')

@@ -17,12 +17,13 @@ import numpy as np
 from pretrax.amounts import age, natural_order
 from pretrax.errors import UserError, first_line, system_errors
 from pretrax.federation.objects import TABLE
+from pretrax.federation.registry import is_federation
 from pretrax.observe.attempts import FAILED, FINISHED, LOST, RUNNING, STOPPED, State, attempts_of, read_attempts
 from pretrax.observe.attempts import FILE as ATTEMPTS
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.parts import PART, parts_of
 from pretrax.view.federation.lines import as_file, metric_lines
-from pretrax.view.federation.read import NEWEST, is_federation, read_federation
+from pretrax.view.federation.read import NEWEST, read_federation
 from pretrax.view.record.columns import Columns, parse_columns
 from pretrax.view.record.state import RunState, state_of
 from pretrax.view.record.verdict import KEYS, Losses, verdict

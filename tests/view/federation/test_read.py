@@ -7,8 +7,9 @@ import pytest
 
 from hand_made_federations import contribution, hold, write_federation
 from pretrax.federation.objects import State, closing_path, contribution_path, island_path
+from pretrax.federation.registry import is_federation
 from pretrax.view.federation.lines import Lines, as_file, metric_lines, spread
-from pretrax.view.federation.read import is_federation, read_federation
+from pretrax.view.federation.read import read_federation
 
 
 @pytest.fixture

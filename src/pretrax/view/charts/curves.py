@@ -12,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 
 from pretrax.errors import UserError, printable, system_errors
+from pretrax.federation.registry import is_federation
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.view.charts.chart import Chart, Line, Panel
 from pretrax.view.definitions import definition_of
-from pretrax.view.federation.read import is_federation
 from pretrax.view.record.columns import Columns, extremes, read_metrics_columns
 from pretrax.view.record.run_record import no_such_run
 from pretrax.view.tables import csv_table

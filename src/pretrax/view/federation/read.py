@@ -20,7 +20,6 @@ from pretrax.federation.objects import (
     island_path,
     read_closing,
     read_contribution,
-    table_path,
 )
 from pretrax.federation.registry import read_table
 from pretrax.federation.rounds import is_waited_for
@@ -118,12 +117,6 @@ class Federation:
         if set(states) == {FINISHED}:
             return FINISHED, ''
         return (LOST if LOST in states else STOPPED), why
-
-
-def is_federation(path: AnyPath) -> bool:
-    """Whether a directory has the table of a federation, also a damaged one or of another format. Raises OSError."""
-    content = table_path(shared(path)).read_version().content or b''
-    return b'"founder"' in content and b'"islands"' in content
 
 
 def read_federation(

@@ -17,12 +17,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from pretrax.federation.registry import is_federation
 from pretrax.observe.attempts import FILE as ATTEMPTS
 from pretrax.observe.attempts import Attempt, attempts_of, is_event
 from pretrax.observe.step_lines import SAMPLES as SAMPLES_FILE
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.system.line_files import read_lines
-from pretrax.view.federation.read import Federation, is_federation
+from pretrax.view.federation.read import Federation
 from pretrax.view.federation.tables import open_text
 from pretrax.view.live.curves import MOST_KEYS, TIME, Curves
 from pretrax.view.live.follow import FederationTail, open_tail

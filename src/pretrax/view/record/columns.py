@@ -16,11 +16,12 @@ import numpy as np
 import pydantic_core
 
 from pretrax.errors import Report
+from pretrax.federation.registry import is_federation
 from pretrax.observe.metrics import is_metrics, open_metrics, restored
 from pretrax.storage import AnyPath
 from pretrax.system.line_files import Line, not_a_record, parse_lines, read_pieces
 from pretrax.view.federation.lines import as_file, metric_lines
-from pretrax.view.federation.read import is_federation, read_federation
+from pretrax.view.federation.read import read_federation
 
 _IN_NUMBERS = b'0123456789.+-E'
 _SEPARATED = bytes.maketrans(b'}\n', b' ,')

@@ -19,6 +19,7 @@ import numpy as np
 
 from pretrax.checkpoint.manifest import MANIFEST, place_of, steps_in
 from pretrax.errors import UserError, system_errors
+from pretrax.federation.registry import is_federation
 from pretrax.observe.attempts import Attempt, attempts_of, read_attempts
 from pretrax.observe.goodput import divide, read_pauses
 from pretrax.observe.metrics import EVALUATIONS
@@ -27,7 +28,7 @@ from pretrax.storage import AnyPath, BucketPath, locate_run
 from pretrax.storage.parts import open_joined, read_records
 from pretrax.system.json_file import parse_json
 from pretrax.view.federation.lines import as_file, metric_lines
-from pretrax.view.federation.read import Federation, is_federation, read_federation
+from pretrax.view.federation.read import Federation, read_federation
 from pretrax.view.record.columns import Column, Columns, parse_columns, read_columns
 from pretrax.view.record.settings import Setting, parse_settings, value_of
 from pretrax.view.record.state import RunState, state_of
