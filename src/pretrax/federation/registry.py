@@ -5,7 +5,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 
-from pretrax.errors import Report, UserError
+from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.federation.objects import ObjectError, Table, Term, checked_name, island_path, table_path
 from pretrax.storage.connection import kind_of_error
 from pretrax.storage.lease import FILE, HeldError, Lease
@@ -138,7 +138,7 @@ def _check_terms(place: ConditionalPath, table: Table, terms: Mapping[str, Term]
         if len(names) > _MOST_NAMED:
             lines.append(f'and {len(names) - _MOST_NAMED} more')
         title = f'this run does not fit the federation {place}, which island {table.founder} has made'
-        fix = 'use the same values, or another federation.bucket for another federation'
+        fix = 'use the same values, or another name and another federation.bucket for another federation'
         raise UserError('\n'.join([title, *lines, fix]))
 
 
@@ -166,6 +166,6 @@ def _user_errors(place: ConditionalPath) -> Iterator[None]:
     except ObjectError as error:
         raise UserError(f'the federation cannot be joined\n{error}\nuse another federation.bucket') from error
     except OSError as error:
-        raise kind_of_error(error)(
-            f'federation.bucket {place}: {error.strerror}\nrun the same command again'
-        ) from error
+        kind = kind_of_error(error)
+        fix = 'run the same command again' if kind is UnavailableError else 'name a bucket or directory to write to'
+        raise kind(f'federation.bucket {place}: {error.strerror}\n{fix}') from error
