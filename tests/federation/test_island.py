@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federation.diloco import diloco, streaming
+from federation.diloco import diloco, first_weights, streaming
 from pretrax import config_from_values, pretrain, register
 from pretrax.checkpoint import CheckpointWeights
 from pretrax.data.batches.synthetic import SyntheticSource
+from pretrax.errors import UserError
 from pretrax.federation import differences
 from pretrax.federation.objects import State
-from runs import BIGRAM, Quiet, StoppedAt, lines_of
+from runs import BIGRAM, Quiet, StoppedAt, lines_of, without_clock
 from small import VOCAB
 
 VALUES = {
@@ -159,6 +160,47 @@ def test_who_is_left_out_takes_the_newest_weights_and_a_new_island_joins(tmp_pat
     assert int(old.state.step) == 12
     np.testing.assert_array_equal(old.state.weights.table, new.state.weights.table)
     assert [list(learned(tmp_path, number)) for number in (1, 2, 3)] == [['a'], ['b'], ['b']]
+
+
+def test_the_moving_average_of_an_island_that_joins_begins_at_the_newest_weights(tmp_path):
+    schedule = {'name': 'piecewise', 'points': [[0, 1.0], [8, 0.0]]}  # no weight moves after round 2
+    changes = {'optimizer': VALUES['optimizer'] | {'ema_decay': 0.999}, 'schedule': schedule}
+    pretrain(config_from_values(values_of(tmp_path, 'a', 2) | changes), progress=Stopped(10))
+    state = pretrain(config_from_values(values_of(tmp_path, 'b', 2) | changes), progress=Stopped(9)).state
+    assert 8 < int(state.step) < 12
+    np.testing.assert_array_equal(state.ema.table, state.weights.table)
+
+
+def test_an_island_does_not_go_on_in_another_bucket(tmp_path):
+    values = values_of(tmp_path)
+    pretrain(config_from_values(values), progress=Stopped(6))
+    (tmp_path / 'bucket').rename(tmp_path / 'away')
+    with pytest.raises(UserError, match='it has no round 1, which this run has taken'):
+        pretrain(config_from_values(values), progress=Quiet())
+    assert not (tmp_path / 'bucket' / 'rounds').exists()
+
+
+def test_weights_that_never_move_are_not_sent(tmp_path):
+    values = values_of(tmp_path) | {'optimizer': VALUES['optimizer'] | {'freeze': ['bias']}}
+    state = pretrain(config_from_values(values), progress=Quiet()).state
+    np.testing.assert_allclose(state.weights.bias, first_weights()['bias'], atol=1e-6)
+    text = ''.join(path.read_text() for path in (tmp_path / 'bucket' / 'rounds').rglob('*.json'))
+    assert 'table' in text
+    assert 'bias' not in text
+
+
+def test_a_section_without_a_bucket_changes_nothing(tmp_path):
+    plain = VALUES | {'name': 'a', 'run_dir': str(tmp_path / 'plain')}
+    other = values_of(tmp_path, 'a', 3, fragments=2, delay=1, encoding='int8')
+    other['federation'] = other['federation'] | {'bucket': None}
+    for values in (plain, other):
+        pretrain(config_from_values(values), progress=Quiet())
+    assert [without_clock(line) for line in lines_of(plain)] == [without_clock(line) for line in lines_of(other)]
+    files = [
+        {path.relative_to(root): path.read_bytes() for path in root.rglob('*') if path.is_file()}
+        for root in (Path(values['run_dir']) / 'checkpoints' / '12' / 'state' for values in (plain, other))
+    ]
+    assert files[0] == files[1]
 
 
 def test_a_bucket_out_of_reach_stops_nobody(tmp_path, monkeypatch):

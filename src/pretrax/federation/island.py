@@ -18,7 +18,7 @@ from pretrax.amounts import size
 from pretrax.checkpoint.agreement import decide
 from pretrax.checkpoint.manifest import named_leaves
 from pretrax.config.schema import Federation
-from pretrax.errors import Report, UnavailableError
+from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.federation.encoding import keeps_residual
 from pretrax.federation.exchange import Exchange, Outcome, listed
 from pretrax.federation.fragments import Fragment
@@ -96,12 +96,13 @@ class Island:
             stored: what the checkpoint has of the island; None: there is no checkpoint.
 
         Raises:
-            UserError: the federation cannot be read.
+            UserError: the federation cannot be read, or is another one than that of the checkpoint.
         """
         link, position = self._link(), Position.described(description)
         if stored is None or position is None:
             return self._enter(link, state, _counts(description))
         self.position, self._state = position, in_host_memory(stored)
+        link.from_process_0(self._check_taken)
         if position.sent is not None:
             self._start()
         elif link.from_process_0(self._is_left_out):
@@ -346,7 +347,18 @@ class Island:
             time.sleep(_LOOK_TOGETHER)
         self._state = IslandState(weights, zeros_like(weights))
         self.position = Position(round=0)
-        return self._take_newest(self._catch_up(link), state, counts)
+        state = self._take_newest(self._catch_up(link), state, counts)
+        return state._replace(ema=None if state.ema is None else to_devices(self._state.anchor, state.ema))
+
+    def _check_taken(self) -> None:
+        """Raises UserError if the newest round that the island has taken is not in the bucket."""
+        assert self._rounds is not None
+        number = self.position.round - 1
+        if number and self._rounds.closing(number) is None:
+            raise UserError(
+                f'federation.bucket {self._place}: it has no round {number}, which this run has taken, so it is '
+                'another federation\nuse the bucket in which the run has begun, or begin another run with init_from'
+            )
 
     def _is_left_out(self) -> bool:
         """Whether the round that the island trains for is closed without it."""

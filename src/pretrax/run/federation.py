@@ -1,8 +1,12 @@
 """A run as an island of a federation: it joins before anything is compiled, and takes part in rounds between steps."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
+
+import jax
+import numpy as np
 
 from pretrax.amounts import size
 from pretrax.checkpoint.agreement import from_process_0
@@ -22,6 +26,7 @@ from pretrax.model.weights import layers_with
 from pretrax.run.same_run import federation_terms
 from pretrax.run.setup import Run
 from pretrax.storage.shared_path import shared
+from pretrax.train.groups import settings_of
 
 
 @contextlib.contextmanager
@@ -35,7 +40,9 @@ def joined(run: Run, report: Report) -> Iterator[tuple[Run, Island]]:
     assert section.bucket is not None
     place = shared(section.bucket)
     terms = federation_terms(run)
-    shapes = {name: leaf.shape for name, leaf in named_leaves(run.like.weights)}
+    settings = settings_of(run.recipe, run.like.weights)
+    moving = jax.tree.map(lambda weight, one: weight if np.any(one.moves) else None, run.like.weights, settings)
+    shapes = {name: leaf.shape for name, leaf in named_leaves(moving)}
     parts = fragments(shapes, section.fragments, _layers(run, shapes))
     with contextlib.ExitStack() as stack:
         members: list[Membership] = []  # in process 0
@@ -50,11 +57,14 @@ def joined(run: Run, report: Report) -> Iterator[tuple[Run, Island]]:
         author = Author(*facts, lease=None, rounds=None)
         for member in members:
             author = author._replace(lease=member.lease, rounds=rounds_of(member, section, report))
-        sent = size(encoded_size(-(-run.n_stored_params // section.fragments), section.encoding))
+        count = sum(map(math.prod, shapes.values()))
+        sent = size(encoded_size(-(-count // section.fragments), section.encoding))
         report(
             f'federation: island {author.name} has share {share} of {section.islands} in {place}; every '
             f'{section.rounds_apart} steps it sends {sent} ({section.encoding})'
         )
+        if run.init_from and not author.is_founder:
+            report('federation: the first weights are those of the island that has made it, not those of init_from')
         island = Island(place, section, author, parts, steps=run.steps, weights=run.like.weights, report=report)
         run = run.with_share(share)
         check_row_order(
