@@ -135,7 +135,9 @@ TESTED_BY = {
     'cli/checkpoint/test_checkpoint.py': 'checkpoint/streamed weights/averaged',
     'cli/test_eval.py': 'weights/evaluated',
     'evaluate/test_contamination.py': 'cli/data/_lookup cli/data/contamination',
-    'federation/test_island.py': 'federation/exchange federation/island_state federation/link run/federation',
+    'federation/test_island.py': (
+        'federation/anchors federation/exchange federation/island_state federation/link run/federation'
+    ),
     'run/test_coordinate_check.py': 'cli/mup/check',
     'federation/test_replay.py': 'cli/federation/replay',
     'view/federation/test_read.py': 'cli/federation/status view/federation/lines view/federation/tables',

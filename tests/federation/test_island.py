@@ -15,7 +15,7 @@ from federation.diloco import diloco, first_weights, streaming
 from pretrax import config_from_values, pretrain, register
 from pretrax.checkpoint import CheckpointWeights
 from pretrax.data.batches.synthetic import SyntheticSource
-from pretrax.errors import UserError
+from pretrax.errors import UnavailableError, UserError
 from pretrax.federation import differences
 from pretrax.federation.objects import State
 from runs import BIGRAM, Quiet, StoppedAt, lines_of, without_clock
@@ -274,3 +274,133 @@ def wait_for(what):
     while not what():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+class StoppedOnce(Stopped):
+    """Stopped at a step, once something is so."""
+
+    def __init__(self, step, ready):
+        super().__init__(step)
+        self.ready = ready
+
+    def update(self, metrics):
+        if metrics.get('step') == self.step:
+            wait_for(self.ready)
+        super().update(metrics)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.fixture(scope='module')
+def round_2_is_pending(tmp_path_factory):
+    """Island a has stopped before it took round 2, in which it is; b took it, and wrote the weights of round 4."""
+    directory = tmp_path_factory.mktemp('islands')
+    a, b = (values_of(directory, name, 2, delay=3, keep=2, patience=0.2) | {'steps': 32} for name in 'ab')
+    pretrain(config_from_values(a), progress=StoppedOnce(9, (directory / 'bucket/rounds/2/closed.json').exists))
+    pretrain(config_from_values(b), progress=StoppedOnce(21, (directory / 'bucket/rounds/5/closed.json').exists))
+    assert [list(learned(directory, number)) for number in range(1, 6)] == [['a'], ['a'], ['b'], ['b'], ['b']]
+    return directory
+
+
+@pytest.mark.parametrize(
+    ('pattern', 'damage', 'problem'),
+    [
+        ('rounds/2/a/*/0/0', Path.unlink, '/0/0 is missing'),
+        ('rounds/2/a/*/0/0', truncate, '/0/0: '),
+        ('rounds/2/a/*/0/0', flip, '/0/0: it differs from what was written'),
+        ('rounds/2/a/*/0/index.json', flip, '/0/index.json: it differs from what was written'),
+        ('rounds/2/a.json', flip, 'rounds/2/a.json: '),
+        ('rounds/2/a.json', Path.unlink, 'a.json: it is not the contribution of island a that closed.json lists'),
+        ('rounds/2/closed.json', truncate, 'rounds/2/closed.json: '),
+    ],
+)
+def test_an_island_takes_newer_weights_instead_of_a_round_that_is_damaged(
+    pattern, damage, problem, round_2_is_pending, tmp_path
+):
+    shutil.copytree(round_2_is_pending, tmp_path, dirs_exist_ok=True)
+    (path,) = (tmp_path / 'bucket').glob(pattern)
+    damage(path)
+    a, b = (values_of(tmp_path, name, 2, delay=3, keep=2, patience=0.2) | {'steps': 32} for name in 'ab')
+    progress = Quiet()
+    first = pretrain(config_from_values(a), progress=progress, allow_changes=True)
+    (said,) = [text for text in progress.said if 'round 2 cannot be read (' in text]
+    assert problem in said
+    assert 'continues with the weights of round 5, and drops what it has learned since round 1' in said
+    steps = [line['step'] for line in lines_of(a)]
+    assert steps == [*range(1, steps[-13] + 1), *range(21, 33)]
+    second = pretrain(config_from_values(b), progress=Quiet(), allow_changes=True)
+    np.testing.assert_array_equal(first.state.weights.table, second.state.weights.table)
+
+
+@pytest.mark.parametrize('is_restored', [True, False])
+def test_an_island_trains_on_without_a_damaged_round_until_it_is_whole_or_closed_again(
+    is_restored, tmp_path, monkeypatch
+):
+    monkeypatch.setattr('pretrax.federation.exchange._PATIENCE', 0.1)
+    # This average of one island is what it has contributed.
+    values = values_of(tmp_path, delay=3, patience=0.2, outer_rate=1.0, outer_momentum=0.0) | {'steps': 40}
+    pretrain(config_from_values(values), progress=StoppedOnce(9, (tmp_path / 'bucket/rounds/2/closed.json').exists))
+    (path,) = (tmp_path / 'bucket').glob('rounds/2/a/*/0/0')
+    path.rename(tmp_path / 'away')
+    progress = Quiet()
+    with pytest.raises(UnavailableError, match=rf'{path} is missing\nthe state is saved; '):
+        pretrain(config_from_values(values), progress=progress)
+    (said,) = [text for text in progress.said if 'WARNING' in text]
+    assert said.startswith(
+        f'WARNING: federation: round 2: the difference of island a for round 2 cannot be used: {path}'
+    )
+    assert 'Training continues with the own weights' in said
+    table = CheckpointWeights(tmp_path / 'a' / 'checkpoints', 40).read('table')
+    closed = tmp_path / 'bucket/rounds/2/closed.json'
+    if is_restored:
+        (tmp_path / 'away').rename(path)
+    else:
+        closed.unlink()
+    result = pretrain(config_from_values(values), progress=Quiet())
+    assert len(losses_of(values)) == 40
+    if is_restored:
+        np.testing.assert_allclose(result.state.weights.table, table, rtol=1e-6, atol=1e-7)
+    else:
+        assert list(json.loads(closed.read_bytes())['rejected']) == ['a']
+
+
+def test_an_island_comes_in_from_an_older_anchor_if_a_newer_one_is_damaged(tmp_path):
+    pretrain(config_from_values(values_of(tmp_path, 'a', 2, keep=2)), progress=Stopped(10))
+    losses = []
+    for pattern in ('', 'anchors/2/*/weights/0/0', 'anchors/2/anchor.json', 'anchors/0/*/weights/0/0'):
+        place = tmp_path / str(len(losses))
+        shutil.copytree(tmp_path / 'bucket', place / 'bucket')
+        for path in (place / 'bucket').glob(pattern) if pattern else ():
+            flip(path)
+        b = values_of(place, 'b', 2, keep=2)
+        pretrain(config_from_values(b), progress=Quiet())
+        losses.append(losses_of(b))
+    assert losses[0] == losses[1] == losses[2] == losses[3]
+    (anchor,) = (tmp_path / 'bucket').glob('anchors/0/*/weights/0/0')
+    flip(anchor)
+    shutil.rmtree(tmp_path / 'bucket/anchors/2')
+    with pytest.raises(UnavailableError, match=f'no weights of the federation can be read: .*{anchor}'):
+        pretrain(config_from_values(values_of(tmp_path, 'b', 2, keep=2)), progress=Quiet())
+
+
+def test_an_island_that_was_left_out_of_a_damaged_round_trains_on(tmp_path):
+    a, b = values_of(tmp_path, 'a', 2), values_of(tmp_path, 'b', 2)
+    pretrain(config_from_values(a), progress=Stopped(5))
+    pretrain(config_from_values(b), progress=Stopped(10))
+    assert list(learned(tmp_path, 2)) == ['b']
+    for path in (tmp_path / 'bucket').glob('rounds/2/b/*/0/0'):
+        path.unlink()
+    progress = Quiet()
+    a = values_of(tmp_path, 'a', 2, patience=0.2)
+    with pytest.raises(UnavailableError, match='the difference of island b for round 2 cannot be used'):
+        pretrain(config_from_values(a), progress=progress, allow_changes=True)
+    assert len(losses_of(a)) == 12
+    assert 'the difference of island b for round 2 cannot be used' in '\n'.join(progress.said)

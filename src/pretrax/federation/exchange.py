@@ -1,48 +1,56 @@
 """One round of a federation, in the background: sends what an island has learned, and computes the new weights."""
 
+import contextlib
 import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pydantic
 
-from pretrax.errors import UserError
+from pretrax.errors import UserError, first_line
+from pretrax.federation.anchors import Newest
+from pretrax.federation.differences import DamagedPiecesError
 from pretrax.federation.fragments import Fragment
 from pretrax.federation.host_weights import HostWeights, mapped, select, zeros_like
 from pretrax.federation.island_state import IslandState
-from pretrax.federation.link import Author, Link, StoppedError
-from pretrax.federation.objects import Contribution
+from pretrax.federation.link import Link, Mean, StoppedError, Trouble
+from pretrax.federation.objects import Closing, Contribution
 from pretrax.federation.rounds import Due, Waiting
 from pretrax.storage.lease import LostError
 
-_PATIENCE = 10.0  # seconds for which a bucket may be out of reach before an island that waits goes on
+_PATIENCE = 10.0  # seconds of trouble after which an island goes on without the round
+_FIRST_PAUSE = 0.5  # seconds between two attempts to read a round that is damaged; they grow to `federation.patience`
 
 
-@dataclasses.dataclass
-class Outcome:
-    """A round that is closed, as this island takes it: the new values of a fragment, or of all weights.
+class Average(NamedTuple):
+    """A fragment of the weights and the momentum after a round that has what the island has learned.
 
     Attributes:
-        round: its number; a later one if the island was left out.
-        step, batch: where the island goes on, at least.
-        is_member: whether it has what the island has learned.
-        is_closer: whether the island has closed it.
-        at_end: how many rounds up to this one came after the last step.
+        residual: what the encoding has lost; None: the island keeps none.
+        is_closer: whether the island has closed the round.
         metrics: of the round.
     """
 
     round: int
-    step: int
-    batch: int
-    anchor: HostWeights
+    weights: HostWeights
     momentum: HostWeights
-    residual: HostWeights | None = None
-    is_member: bool = False
-    is_closer: bool = False
-    at_end: int = 0
-    metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
+    residual: HostWeights | None
+    is_closer: bool
+    metrics: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Closed:
+    """A round that is closed. Attributes: its members' contributions; {}: it has not what this island has learned."""
+
+    closing: Closing
+    members: Mapping[str, Contribution]
+
+
+_POLLED: pydantic.TypeAdapter[Due | _Closed] = pydantic.TypeAdapter(Due | _Closed)
 
 
 class Exchange:
@@ -51,22 +59,24 @@ class Exchange:
     Args:
         facts: of the contribution, without its numbers; `round` among them.
         state: of the island, which stays as it is meanwhile; `sent` is what it contributes.
-        catch_up: weights, momentum, step and batch of the newest round for an island that was left out.
+        newest: as `anchors.newest`, for a link and `only_anchors`.
     """
 
     def __init__(
         self,
         link: Link,
-        author: Author,
         facts: dict[str, Any],
         fragment: Fragment,
         state: IslandState,
-        catch_up: Callable[[Link], Outcome],
+        newest: Callable[[Link, bool], Newest],
     ):
-        self._link, self._author, self._facts = link, author, facts
-        self._fragment, self._state, self._catch_up = fragment, state, catch_up
+        self._link, self._facts, self._number = link, facts, facts['round']
+        self._fragment, self._state, self._newest = fragment, state, newest
+        self._own: Contribution | None = None  # once it is written
+        self._metrics: dict[str, Any] = {}  # of the round
+        self._damage: Trouble | None = None  # objects of the round
         self._error: BaseException | None = None
-        self._taken: Outcome | None = None
+        self._taken: Average | Newest | None = None
         self._thread = threading.Thread(target=self._run, name='federation', daemon=True)
         self._thread.start()
 
@@ -75,23 +85,27 @@ class Exchange:
         return not self._thread.is_alive()
 
     @property
-    def is_out_of_reach(self) -> bool:
-        """Whether the island goes on without the bucket, which has been out of reach for longer than it waits."""
-        since = self._link.down_since
-        return since is not None and time.monotonic() - since > _PATIENCE
+    def problem(self) -> str:
+        """Why the round cannot be taken: its objects are damaged, or the bucket is out of reach; '': it is open."""
+        trouble = self._damage or self._link.trouble
+        return trouble.reason if trouble is not None else ''
 
     @property
-    def problem(self) -> str:
-        """Why the bucket is out of reach."""
-        return self._link.problem
+    def is_out_of_reach(self) -> bool:
+        """Whether there is a problem for longer than an island waits."""
+        trouble = self._damage or self._link.trouble
+        return trouble is not None and time.monotonic() - trouble.since > _PATIENCE
 
     def wait(self, seconds: float) -> bool:
         """Waits until the round is taken, at most for some seconds. Returns whether it is."""
         self._thread.join(seconds)
         return self.is_done
 
-    def result(self) -> Outcome:
-        """The round, if it is done. Raises UserError if it cannot be computed."""
+    def result(self) -> Average | Newest:
+        """The round, or the newest weights if the island cannot take it. It is called once `is_done`.
+
+        Raises UserError if another process is this island now.
+        """
         if self._error is not None:
             raise self._error
         assert self._taken is not None
@@ -110,117 +124,126 @@ class Exchange:
         except BaseException as error:  # raised where the round is taken
             self._error = error
 
-    def _exchange(self) -> Outcome:
-        number, link, began = self._facts['round'], self._link, time.monotonic()
-        theta, sent = select(self._state.anchor, self._fragment), select(self._state.sent, self._fragment)
+    def _exchange(self) -> Average | Newest:
+        link, state = self._link, self._state
+        theta, sent = select(state.anchor, self._fragment), select(state.sent, self._fragment)
         difference = mapped(np.subtract, theta, sent)
+        residual = self._contribute(difference)
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return self._take(theta, sent, difference, residual)
+            except DamagedPiecesError as error:
+                reason = first_line(error)
+            if self._damage is not None:  # it has been read twice
+                with contextlib.suppress(DamagedPiecesError):
+                    return self._instead(True, f'cannot be read ({reason})')
+            self._damage = Trouble(reason, self._damage.since if self._damage else time.monotonic())
+            link.from_process_0(lambda pause=pause: link.pause(pause))
+            pause = min(2 * pause, link.section.patience)
+            link.from_process_0(lambda: link.rounds.forget(self._number))
+
+    def _contribute(self, difference: HostWeights) -> HostWeights | None:
+        """Writes a difference and contributes it. Returns what its encoding has lost; None: the island keeps none."""
+        link, author, began = self._link, self._link.author, time.monotonic()
         numbers, residual = difference, None
         if self._state.residual is not None:
             numbers = mapped(np.add, difference, select(self._state.residual, self._fragment))
             residual = zeros_like(difference)
-        name, attempt = self._author.name, self._author.attempt
-        prefix = f'rounds/{number}/{name}/{attempt}'
-        pieces, sent_bytes = link.write(prefix, numbers, link.section.encoding, residual)
-        norm, digest = self._norm(difference), link.digest(self._state.anchor)
-        up, began = time.monotonic() - began, time.monotonic()
-
-        def contribution() -> Contribution:
-            facts = {'name': name, 'attempt': attempt, 'base': number - 1, 'encoding': link.section.encoding}
-            more = {'pieces': pieces, 'norm': norm, 'bytes': sent_bytes, 'anchor': digest}
-            return Contribution(**self._facts, **facts, **more)
-
-        is_member, members, closing, found = self._closed(number, contribution, theta)
-        waited, began = time.monotonic() - began, time.monotonic()
-        metrics = {'round': number, 'members': len(closing['members']), 'tokens': closing['tokens']}
-        metrics |= {'left_out': len(closing['left_out']), 'rejected': len(closing['rejected'])}
-        metrics |= {'bytes_up': sent_bytes, 'seconds_up': up, 'seconds_wait': waited, 'norm': norm}
-        if not is_member:
-            return dataclasses.replace(self._catch_up(link), metrics=metrics)
-        gradient, received = found or link.outer_gradient(number, members, theta)
-        metrics |= self._compare(difference, gradient) | {'bytes_down': received}
-        theta, momentum = (
-            mapped(np.copy, select(x, self._fragment)) for x in (self._state.anchor, self._state.momentum)
+        prefix = f'rounds/{self._number}/{author.name}/{author.attempt}'
+        pieces, sent = link.write(prefix, numbers, link.section.encoding, residual)
+        norm, anchor = self._norm(difference), link.digest(self._state.anchor)
+        self._own = own = Contribution(
+            name=author.name,
+            attempt=author.attempt,
+            base=self._number - 1,
+            encoding=link.section.encoding,
+            pieces=pieces,
+            norm=norm,
+            bytes=sent,
+            anchor=anchor,
+            **self._facts,
         )
-        link.outer_step(theta, momentum, gradient)
-        metrics |= {'distance': self._norm(mapped(np.subtract, theta, sent))}
-        metrics |= {'seconds_down': time.monotonic() - began}
-        is_closer = closing['by'] == name
-        return Outcome(
-            number, closing['step'], 0, theta, momentum, residual, is_member=True, is_closer=is_closer, metrics=metrics
-        )
+        self._metrics = {'bytes_up': sent, 'seconds_up': time.monotonic() - began, 'norm': norm}
 
-    def _closed(
-        self, number: int, own: Callable[[], Contribution], like: HostWeights
-    ) -> tuple[bool, list[Any], Any, tuple[HostWeights, int] | None]:
-        """Contributes, and waits until the round is closed, by this island or by another one.
-
-        Returns:
-            Whether the round has what this island has learned; its members; its closing; and the mean difference of
-            these members with the bytes read, if this island has read them to close the round.
-        """
-        rounds, link, due = self._author.rounds, self._link, dict[str, Due]()
-        contribution = own() if rounds is not None else None
-
-        def contribute() -> None:
-            assert rounds is not None
-            assert contribution is not None
-            assert self._author.lease is not None
+        def create() -> None:
+            assert author.lease is not None
             try:
-                self._author.lease.confirm()
+                author.lease.confirm()
             except LostError as error:
                 raise UserError(f'another process is this island now: {error}\nonly one of them can train') from error
-            rounds.contribute(contribution)
+            link.rounds.contribute(own)
 
-        def poll() -> Any:
-            assert rounds is not None
-            found = rounds.poll(number)
-            while isinstance(found, Waiting):
-                if link.stopped.wait(found.pause):
-                    raise StoppedError
-                found = rounds.poll(number)
-            if isinstance(found, Due):
-                due['now'] = found
-                return ['check', listed(found.contributions)]
-            assert contribution is not None
-            members = listed(rounds.members(found))
-            return ['closed', [found.lists(contribution), members, found.model_dump(mode='json')]]
+        link.from_process_0(create)
+        return residual
 
-        link.from_process_0(contribute)
-        read: dict[str, Any] = {}  # the members whose mean difference is known, and that
-        while True:
-            what, value = link.from_process_0(poll)
-            if what == 'closed':
-                is_member, members, closing = value
-                return is_member, members, closing, read['mean'] if read.get('members') == members else None
-            *mean, bad = link.mean(number, value, like)
+    def _take(
+        self, theta: HostWeights, sent: HostWeights, difference: HostWeights, residual: HostWeights | None
+    ) -> Average | Newest:
+        """Takes the round once it is closed. Raises DamagedPiecesError if it cannot be read."""
+        link, began = self._link, time.monotonic()
+        closed, mean = self._closed(theta)
+        closing = closed.closing
+        self._metrics |= {'round': self._number, 'members': len(closing.members), 'tokens': closing.tokens}
+        self._metrics |= {'left_out': len(closing.left_out), 'rejected': len(closing.rejected)}
+        self._metrics |= {'seconds_wait': time.monotonic() - began}
+        if not closed.members:
+            return self._instead(False, 'was closed without this island')
+        began = time.monotonic()
+        mean = mean or link.mean(closed.members, theta)
+        gradient = mean.whole()
+        metrics = self._metrics | self._compare(difference, gradient) | {'bytes_down': mean.bytes}
+        weights, momentum = (
+            mapped(np.copy, select(x, self._fragment)) for x in (self._state.anchor, self._state.momentum)
+        )
+        link.outer_step(weights, momentum, gradient)
+        metrics |= {'distance': self._norm(mapped(np.subtract, weights, sent))}
+        metrics |= {'seconds_down': time.monotonic() - began}
+        is_closer = closing.by == link.author.name
+        return Average(self._number, weights, momentum, residual, is_closer, metrics)
 
-            def close(bad: dict[str, str] = bad) -> bool:
-                assert rounds is not None
-                rounds.close(due['now'], bad)
-                return not bad
+    def _instead(self, only_anchors: bool, why: str) -> Newest:
+        """The newest weights, instead of this round. Raises DamagedPiecesError if they cannot be read."""
+        return dataclasses.replace(self._newest(self._link, only_anchors), why=why, metrics=self._metrics)
 
-            read = {'members': value, 'mean': mean} if link.from_process_0(close) else {}
+    def _closed(self, like: HostWeights) -> tuple[_Closed, Mean | None]:
+        """Waits until the round is closed, by this island or by another one.
+
+        Returns:
+            The round; and the mean difference of its members, if this island has read it to close the round.
+        """
+        link, mean = self._link, None
+        while isinstance(found := link.from_process_0(self._poll, _POLLED), Due):
+            mean = link.mean(found.contributions, like)
+            link.from_process_0(lambda due=found, bad=mean.bad: link.rounds.close(due, bad))
+        return found, mean if mean is not None and not mean.bad and mean.contributions == found.members else None
+
+    def _poll(self) -> Due | _Closed:
+        """Waits until the round is closed or can be closed; in process 0."""
+        rounds = self._link.rounds
+        while isinstance(found := rounds.poll(self._number), Waiting):
+            self._link.pause(found.pause)
+        if isinstance(found, Due):
+            return found
+        assert self._own is not None
+        return _Closed(found, rounds.members(found) if found.lists(self._own) else {})
 
     def _norm(self, weights: HostWeights) -> float:
-        """The norm over all processes, in process 0; 0 in the others."""
-        return float(np.sqrt(sum(self._link.gather(dot(weights, weights)))))
+        """The norm over all processes."""
+        return self._link.decide(_dot(weights, weights), lambda squares: float(np.sqrt(sum(squares))))
 
     def _compare(self, own: HostWeights, mean: HostWeights) -> dict[str, float]:
         """The norm of the outer gradient, and the cosine between it and the island's own difference."""
-        gathered = self._link.gather([dot(own, own), dot(own, mean), dot(mean, mean)])
-        squared, product, of_mean = np.sum(gathered, axis=0) if gathered else (1.0, 0.0, 1.0)
-        return {
-            'outer_norm': float(np.sqrt(of_mean)),
-            'cosine': float(product / max(np.sqrt(squared * of_mean), 1e-30)),
-        }
+
+        def compared(products: list[list[float]]) -> dict[str, float]:
+            squared, product, of_mean = np.sum(products, axis=0)
+            cosine = product / max(np.sqrt(squared * of_mean), 1e-30)
+            return {'outer_norm': float(np.sqrt(of_mean)), 'cosine': float(cosine)}
+
+        return self._link.decide([_dot(own, own), _dot(own, mean), _dot(mean, mean)], compared)
 
 
-def listed(contributions: Mapping[str, Contribution]) -> list[Any]:
-    """Name, tokens and pieces of each, as JSON."""
-    return [[name, one.tokens, one.model_dump(mode='json')['pieces']] for name, one in contributions.items()]
-
-
-def dot(one: HostWeights, other: HostWeights) -> float:
+def _dot(one: HostWeights, other: HostWeights) -> float:
     """The inner product over the parts that this process owns, in f64."""
     return float(
         sum(

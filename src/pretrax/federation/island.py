@@ -18,9 +18,12 @@ from pretrax.amounts import size
 from pretrax.checkpoint.agreement import decide
 from pretrax.checkpoint.manifest import named_leaves
 from pretrax.config.schema import Federation
-from pretrax.errors import Report, UnavailableError, UserError
+from pretrax.errors import Report, UnavailableError, UserError, first_line
+from pretrax.federation import anchors
+from pretrax.federation.anchors import Newest
+from pretrax.federation.differences import DamagedPiecesError
 from pretrax.federation.encoding import keeps_residual
-from pretrax.federation.exchange import Exchange, Outcome, listed
+from pretrax.federation.exchange import Average, Exchange
 from pretrax.federation.fragments import Fragment
 from pretrax.federation.host_weights import HostWeights, mapped, select, to_devices, to_host, zeros_like
 from pretrax.federation.island_state import FIELD, IslandState, Position, Sent, arrays_of, in_host_memory
@@ -59,14 +62,13 @@ class Island:
     ):
         self.position, self.metrics = Position(), list[dict[str, Any]]()
         self._place, self._section, self._author, self._report = place, section, author, report
-        self._rounds = author.rounds
         self._fragments, self._steps, self._like = fragments, steps, weights
         self._state = IslandState({}, {})
         self._exchange: Exchange | None = None
         self._is_late = False  # whether the island went on without the round
         self._averaged_at = -1  # the step at which all weights are the average
-        self._writer = Link(place, section, 'anchor', report)
-        self._anchoring = threading.Thread()  # writes an anchor
+        self._writer: Link | None = None  # of an anchor, in the background
+        self._writing = threading.Thread()
 
     # The state
 
@@ -96,17 +98,22 @@ class Island:
             stored: what the checkpoint has of the island; None: there is no checkpoint.
 
         Raises:
-            UserError: the federation cannot be read, or is another one than that of the checkpoint.
+            UserError: the federation is another one than that of the checkpoint. UnavailableError: the island is new,
+                and no weights can be read.
         """
-        link, position = self._link(), Position.described(description)
+        link, position = self._link('federation'), Position.described(description)
+        counts = {'tokens': description.get('tokens', 0), 'seconds': description.get('productive_seconds', 0.0)}
         if stored is None or position is None:
-            return self._enter(link, state, _counts(description))
+            return self._enter(link, state, counts)
         self.position, self._state = position, in_host_memory(stored)
-        link.from_process_0(self._check_taken)
+        link.from_process_0(lambda: self._check_taken(link))
         if position.sent is not None:
             self._start()
-        elif link.from_process_0(self._is_left_out):
-            return self._take_newest(self._catch_up(link), state, _counts(description))
+        elif link.from_process_0(lambda: self._is_left_out(link)):
+            try:
+                return self._take_newest(self._newest(link), state, counts)
+            except DamagedPiecesError as error:
+                self._report(f'WARNING: federation: {first_line(error)}. Training continues with the own weights')
         self._announce(link, int(state.step))
         return state
 
@@ -160,17 +167,20 @@ class Island:
             self._exchange.stop()
             if is_done:
                 raise UnavailableError(
-                    f'the last round of the federation is not taken: {problem}\nthe state is saved; run the same '
-                    'command again'
+                    f'the last round of the federation is not taken: {problem or "it is open"}\n'
+                    'the state is saved; run the same command again, or see "Damaged objects" in docs/federation.md'
                 )
         with contextlib.suppress(OSError):  # others wait for it until their patience ends
             self._say('finished' if is_done else 'stopped')
-        self._finish_anchor()
+        self._finish_anchor(self._section.patience)
 
-    def _finish_anchor(self) -> None:
-        """Waits until the anchor is written, before the state changes."""
-        if self._anchoring.ident is not None:
-            self._anchoring.join()
+    def _finish_anchor(self, seconds: float | None = None) -> None:
+        """Waits until the anchor is written, before the state changes. `seconds`: after which it is given up."""
+        if self._writer is not None:
+            self._writing.join(seconds)
+            self._writer.stopped.set()
+            self._writing.join()
+            self._writer = None
 
     def _send(self, number: int, state: TrainState, counts: dict[str, Any]) -> None:
         """Starts to contribute the weights after a step."""
@@ -196,7 +206,7 @@ class Island:
             'took': position.took and Taken.model_validate(position.took),
         }
         fragment = self._fragments[(position.round - 1) % len(self._fragments)]
-        self._exchange = Exchange(self._link(), self._author, facts, fragment, self._state, self._catch_up)
+        self._exchange = Exchange(self._link('federation'), facts, fragment, self._state, self._newest)
 
     def _wait(self, number: int, asked: Callable[[], bool]) -> bool:
         """Waits until the round is closed; in all processes. Returns whether it is.
@@ -210,7 +220,7 @@ class Island:
             look = _LOOK if jax.process_count() == 1 else _LOOK_TOGETHER
             exchange.wait(0 if self._is_late and not is_end else look)
             is_patient = is_end and time.monotonic() - began < self._section.patience
-            problem = exchange.problem if exchange.is_out_of_reach and not is_patient else None
+            problem = exchange.problem if exchange.is_out_of_reach and not is_patient else ''
             are_done, problem = decide('island', [exchange.is_done, problem], _are_done)
             if are_done:
                 if self._is_late:
@@ -218,13 +228,13 @@ class Island:
                 return True
             if (self._is_late and not is_end) or asked():
                 return False
-            if problem is not None:
+            if problem:
                 if self._is_late:
                     return False
                 self._is_late = True
                 self._report(
                     f'WARNING: federation: round {self.position.round}: {problem}. Training continues with the own '
-                    'weights, and takes the round later'
+                    'weights, and takes this round or a later one when it can'
                 )
                 return False
 
@@ -234,17 +244,17 @@ class Island:
         assert exchange is not None
         assert sent is not None
         taken = exchange.result()
-        self._is_late, was_late = False, self._is_late
-        if not taken.is_member:
+        self._is_late, was_late = False, number > sent.step + self._section.delay
+        if isinstance(taken, Newest):
             self._report(
-                f'WARNING: federation: round {self.position.round} was closed without this island: it continues with '
-                f'the weights of round {taken.round}'
+                f'WARNING: federation: round {self.position.round} {taken.why}: the island continues with the weights '
+                f'of round {taken.round}, and drops what it has learned since round {self.position.round - 1}'
             )
             return self._take_newest(taken, state, counts)
         fragment = self._fragments[(taken.round - 1) % len(self._fragments)]
         weights = self._mixed(taken, fragment, state.weights, number, was_late)
         self._finish_anchor()
-        for whole, part in zip(self._state[:3], (taken.anchor, taken.momentum, taken.residual), strict=True):
+        for whole, part in zip(self._state[:3], (taken.weights, taken.momentum, taken.residual), strict=True):
             if part is not None:
                 _assign(select(whole, fragment), part)
         self._state = self._state._replace(sent=None)
@@ -263,13 +273,19 @@ class Island:
             took=took,
         )
         self._after(taken, number)
+        self._report(
+            f'round {taken.round}: islands {found["members"]}, tokens {found["tokens"]:,}; '
+            f'{size(found["bytes_up"])} up, {size(found["bytes_down"])} down; waited {found["seconds_wait"]:.3g} s'
+        )
+        if taken.is_closer and taken.round % self._section.keep == 0:
+            self._write_anchor(taken.round)
         return state._replace(weights=weights)
 
-    def _mixed(self, taken: Outcome, fragment: Fragment, weights: Any, number: int, was_late: bool) -> Any:
+    def _mixed(self, taken: Average, fragment: Fragment, weights: Any, number: int, was_late: bool) -> Any:
         """The weights of the island after a round: of a fragment the average, or a mixture with its own."""
         leaves = dict(named_leaves(weights))
         whole = to_host({name: leaves[name] for name in fragment})
-        own, sent, theta = select(whole, fragment), select(self._state.sent, fragment), taken.anchor
+        own, sent, theta = select(whole, fragment), select(self._state.sent, fragment), taken.weights
         assert self.position.sent is not None
         is_now = number == self.position.sent.step
         if is_now:
@@ -285,17 +301,17 @@ class Island:
             jax.tree.structure(weights), [placed.get(name, leaf) for name, leaf in leaves.items()]
         )
 
-    def _take_newest(self, taken: Outcome, state: TrainState, counts: dict[str, Any]) -> TrainState:
+    def _take_newest(self, taken: Newest, state: TrainState, counts: dict[str, Any]) -> TrainState:
         """Takes all weights of a round. What the island has learned since its last contribution is dropped."""
         step, batch = max(int(state.step), taken.step), max(int(state.batch), taken.step, taken.batch)
         placed = {
             key: jax.device_put(np.int32(n), getattr(state, key).sharding)
             for key, n in {'step': step, 'batch': batch}.items()
         }
-        state = state._replace(weights=to_devices(taken.anchor, self._like), **placed)
+        state = state._replace(weights=to_devices(taken.weights, self._like), **placed)
         self._finish_anchor()
-        residual = zeros_like(taken.anchor) if keeps_residual(self._section.encoding) else None
-        self._state = IslandState(taken.anchor, taken.momentum, self._state.residual or residual)
+        residual = zeros_like(taken.weights) if keeps_residual(self._section.encoding) else None
+        self._state = IslandState(taken.weights, taken.momentum, self._state.residual or residual)
         self.position = Position(
             round=taken.round + 1,
             step=step,
@@ -309,107 +325,54 @@ class Island:
         self._after(taken, step)
         return state
 
-    def _after(self, taken: Outcome, step: int) -> None:
+    def _after(self, taken: Average | Newest, step: int) -> None:
         if taken.metrics:
             self.metrics.append({'step': step} | {f'round/{key}': value for key, value in taken.metrics.items()})
-        if taken.is_member:
-            found = taken.metrics
-            self._report(
-                f'round {taken.round}: islands {found["members"]}, tokens {found["tokens"]:,}; '
-                f'{size(found["bytes_up"])} up, {size(found["bytes_down"])} down; waited {found["seconds_wait"]:.3g} s'
-            )
-        self._announce(self._link(), step)
-        if taken.is_closer and taken.round % self._section.keep == 0:
-            self._anchoring = threading.Thread(
-                target=self._write_anchor, args=[taken.round], name='anchor', daemon=True
-            )
-            self._anchoring.start()
+        self._announce(self._link('federation'), step)
 
     def _write_anchor(self, number: int) -> None:
         """Writes the weights after a round, for islands that come later; in the background."""
-        with contextlib.suppress(StoppedError):
-            self._writer.write_anchor(number, self._author, self._state.anchor, self._state.momentum)
+        link, weights, momentum = self._link('anchor'), self._state.anchor, self._state.momentum
+
+        def write() -> None:
+            with contextlib.suppress(StoppedError):
+                anchors.write(link, number, weights, momentum)
+
+        self._writer, self._writing = link, threading.Thread(target=write, name='anchor', daemon=True)
+        self._writing.start()
 
     # Coming in
 
     def _enter(self, link: Link, state: TrainState, counts: dict[str, Any]) -> TrainState:
-        """Enters the federation without a state of its own. The founder's weights are those of round 0, or, if it ends
-        before it has written them, those of an island that has waited for them for `federation.patience`.
-        """
-        weights, end, is_told = to_host(state.weights), time.monotonic() + self._section.patience, False
-        while link.anchor(0) is None:
-            if self._author.is_founder or link.from_process_0(lambda: time.monotonic() > end):
-                link.write_anchor(0, self._author, weights, weights)
-                continue
-            if not is_told:
-                self._report('waiting for the weights of the island that has made the federation')
-            is_told = True
-            time.sleep(_LOOK_TOGETHER)
-        self._state = IslandState(weights, zeros_like(weights))
-        self.position = Position(round=0)
-        state = self._take_newest(self._catch_up(link), state, counts)
+        """Enters the federation without a state of its own. Raises UnavailableError if no weights can be read."""
+        weights = to_host(state.weights)
+        anchors.write_first(link, weights)
+        self._state, self.position = IslandState(weights, zeros_like(weights)), Position(round=0)
+        try:
+            taken = self._newest(link)
+        except DamagedPiecesError as error:
+            raise UnavailableError(f'no weights of the federation can be read: {error}\nrestore this object') from error
+        state = self._take_newest(taken, state, counts)
         return state._replace(ema=None if state.ema is None else to_devices(self._state.anchor, state.ema))
 
-    def _check_taken(self) -> None:
+    def _check_taken(self, link: Link) -> None:
         """Raises UserError if the newest round that the island has taken is not in the bucket."""
-        assert self._rounds is not None
         number = self.position.round - 1
-        if number and self._rounds.closing(number) is None:
+        if number and not link.rounds.is_closed(number):
             raise UserError(
                 f'federation.bucket {self._place}: it has no round {number}, which this run has taken, so it is '
                 'another federation\nuse the bucket in which the run has begun, or begin another run with init_from'
             )
 
-    def _is_left_out(self) -> bool:
+    def _is_left_out(self, link: Link) -> bool:
         """Whether the round that the island trains for is closed without it."""
-        assert self._rounds is not None
-        closing = self._rounds.closing(self.position.round)
+        closing = link.rounds.undamaged_closing(self.position.round)
         return closing is not None and self._author.name not in closing.members
 
-    def _catch_up(self, link: Link) -> Outcome:
-        """The weights and the momentum after the newest round, from the newest anchor or the island's own state."""
-        known = self.position.round - 1  # the newest round that the island has taken; -1: none
-
-        def newest() -> int:
-            assert self._rounds is not None
-            return self._rounds.newest(max(0, known))
-
-        number = link.from_process_0(newest)
-        base = number - number % self._section.keep
-        anchor = None
-        while base > known and (anchor := link.anchor(base)) is None:
-            base -= self._section.keep
-        if anchor is not None:
-            weights, momentum = link.read_anchor(anchor, self._state.anchor)
-        else:
-            base = known
-            weights, momentum = (mapped(np.copy, one) for one in self._state[:2])
-        step = batch = at_end = 0
-        for each in range(base + 1, number + 1):
-            members = link.from_process_0(lambda each=each: self._members(each))
-            fragment = self._fragments[(each - 1) % len(self._fragments)]
-            theta, m = select(weights, fragment), select(momentum, fragment)
-            if members:
-                link.outer_step(theta, m, link.outer_gradient(each, members, theta)[0])
-        if number > 0:
-            step, batch, at_end = link.from_process_0(lambda: self._where(number))
-        return Outcome(number, step, batch, anchor=weights, momentum=momentum, at_end=at_end)
-
-    def _members(self, number: int) -> list[Any]:
-        assert self._rounds is not None
-        closing = self._rounds.closing(number)
-        assert closing is not None
-        return listed(self._rounds.members(closing))
-
-    def _where(self, number: int) -> list[int]:
-        """The step of a round; the first batch that the island has not contributed up to the round after it; and how
-        many rounds up to this one came after the last step.
-        """
-        assert self._rounds is not None
-        closing, batch = self._rounds.closing(number), self._rounds.contributed(number)
-        assert closing is not None
-        closings = [self._rounds.closing(n) for n in range(max(1, number - len(self._fragments) + 1), number + 1)]
-        return [closing.step, batch, sum(one is not None and one.step >= self._steps for one in closings)]
+    def _newest(self, link: Link, only_anchors: bool = False) -> Newest:
+        """As `anchors.newest`, after the newest round that the island has taken."""
+        known = self.position.round - 1  # -1: none, and its weights are not those of a round
+        return anchors.newest(link, self._fragments, self._steps, known, self._state, only_anchors)
 
     def _announce(self, link: Link, step: int) -> None:
         is_done = step >= self._steps and self.position.sent is None and self.position.at_end >= len(self._fragments)
@@ -421,10 +384,10 @@ class Island:
         link.from_process_0(announce)
 
     def _say(self, state: str) -> None:
-        if self._rounds is not None:
+        if self._author.rounds is not None:
             took = self.position.took
             took = None if took is None else Taken.model_validate(took)
-            self._rounds.announce(self.position.round, state, took)
+            self._author.rounds.announce(self.position.round, state, took)
 
     def _note(self, kind: str, state: TrainState) -> None:
         self.position.events.append(self._event(kind, self.position.round, state))
@@ -432,18 +395,13 @@ class Island:
     def _event(self, kind: str, number: int, state: TrainState) -> dict[str, Any]:
         return {'kind': kind, 'round': number, 'step': int(state.step), 'batch': int(state.batch)}
 
-    def _link(self) -> Link:
-        return Link(self._place, self._section, 'federation', self._report)
+    def _link(self, topic: str) -> Link:
+        return Link(self._place, self._section, topic, self._author, self._report)
 
 
-def _counts(description: dict[str, Any]) -> dict[str, Any]:
-    return {'tokens': description.get('tokens', 0), 'seconds': description.get('productive_seconds', 0.0)}
-
-
-def _are_done(processes: list[tuple[bool, str | None]]) -> tuple[bool, str | None]:
+def _are_done(processes: list[tuple[bool, str]]) -> tuple[bool, str]:
     """Whether the exchange of each process is done, and the first problem."""
-    problems = (problem for _, problem in processes if problem is not None)
-    return all(is_done for is_done, _ in processes), next(problems, None)
+    return all(is_done for is_done, _ in processes), next((problem for _, problem in processes if problem), '')
 
 
 def _assign(target: HostWeights, values: HostWeights) -> None:

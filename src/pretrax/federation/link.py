@@ -5,35 +5,36 @@ bucket that is out of reach delays an island, and never ends it.
 """
 
 import contextlib
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import pydantic
 
-from pretrax.checkpoint.agreement import from_process_0, gather, together
+from pretrax.checkpoint import agreement
 from pretrax.config.schema import Federation
 from pretrax.errors import Report, UserError, first_line
 from pretrax.federation import differences
-from pretrax.federation.differences import DamagedPiecesError, Piece
+from pretrax.federation.differences import DamagedPiecesError
 from pretrax.federation.encoding import Encoding, NotFiniteError
 from pretrax.federation.host_weights import HostWeights, digest_of, joined_digest, mapped, zeros_like
-from pretrax.federation.objects import Name, Stored, anchor_path
+from pretrax.federation.objects import Contribution, ObjectError, Piece
 from pretrax.federation.outer import nesterov, shares_of
 from pretrax.federation.rounds import Rounds
 from pretrax.storage.lease import Lease
 from pretrax.storage.shared_path import ConditionalPath
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0  # seconds between two attempts of a request
+_JSON: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(Any)
 
 
 class StoppedError(Exception):
     """The processes of the island were asked to stop waiting."""
 
 
-_ERRORS = (StoppedError, UserError)  # of which all processes of an island learn
+_ERRORS = (StoppedError, DamagedPiecesError, UserError)  # of which all processes of an island learn
 
 
 class Author(NamedTuple):
@@ -51,15 +52,33 @@ class Author(NamedTuple):
     rounds: Rounds | None
 
 
-class Anchor(Stored):
-    """anchors/N/anchor.json: where the weights and the momentum after a round are. No momentum: it is 0."""
+class Trouble(NamedTuple):
+    """Why something fails, and since when, by `time.monotonic`."""
 
-    largest = 64 << 20
+    reason: str
+    since: float
 
-    round: int
-    by: Name
-    weights: list[Piece]
-    momentum: list[Piece]
+
+class Mean(NamedTuple):
+    """The mean difference of some contributions, weighted by their tokens.
+
+    Attributes:
+        contributions: by island, in the order of the shares.
+        gradient: the parts that this process holds; wrong if there are bad contributions.
+        bytes: that all processes have read.
+        bad: {island: why its contribution cannot be used}.
+    """
+
+    contributions: Mapping[str, Contribution]
+    gradient: HostWeights
+    bytes: int
+    bad: dict[str, str]
+
+    def whole(self) -> HostWeights:
+        """The gradient. Raises DamagedPiecesError if there are bad contributions."""
+        if self.bad:
+            raise DamagedPiecesError('\n'.join(self.bad.values()))
+        return self.gradient
 
 
 class Link:
@@ -68,60 +87,74 @@ class Link:
     Args:
         place: of the federation.
         topic: of the exchanges between processes; another one for each thread.
+        author: the island.
 
     Attributes:
         stopped: ends all waiting, with `StoppedError`. It is set in all processes.
-        down_since: when requests began to fail, by `time.monotonic`; None: the newest one has succeeded.
-        problem: why they fail.
+        trouble: why requests fail; None: the newest one has succeeded.
     """
 
-    def __init__(self, place: ConditionalPath, section: Federation, topic: str, report: Report):
-        self.place, self.section, self._topic, self._report = place, section, topic, report
+    def __init__(self, place: ConditionalPath, section: Federation, topic: str, author: Author, report: Report):
+        self.place, self.section, self.author, self.report, self._topic = place, section, author, report, topic
         self.stopped = threading.Event()
-        self.down_since: float | None = None
-        self.problem = ''
+        self.trouble: Trouble | None = None
+
+    @property
+    def rounds(self) -> Rounds:
+        """Those of the federation, in process 0."""
+        assert self.author.rounds is not None
+        return self.author.rounds
+
+    def pause(self, seconds: float) -> None:
+        """Waits. Raises StoppedError."""
+        if self.stopped.wait(seconds):
+            raise StoppedError
 
     def persistently[T](self, request: Callable[[], T]) -> T:
-        """Makes a request until it succeeds. Raises StoppedError."""
+        """Makes a request until it succeeds. Raises StoppedError, or DamagedPiecesError if an object is damaged."""
         pause = _FIRST_PAUSE
         while not self.stopped.is_set():
             try:
                 answer = request()
+            except ObjectError as error:
+                raise DamagedPiecesError(str(error)) from error
             except OSError as error:
-                self.problem = first_line(error)
-                self.down_since = self.down_since or time.monotonic()
-                self.stopped.wait(pause)
+                self.trouble = Trouble(first_line(error), self.trouble.since if self.trouble else time.monotonic())
+                self.pause(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             else:
-                self.down_since = None
+                self.trouble = None
                 return answer
         raise StoppedError
 
     def together[T](self, work: Callable[[], T]) -> T:
         """Does something in each process. Raises StoppedError or UserError in all if one of them does."""
-        with together(self._topic, *_ERRORS):
+        with agreement.together(self._topic, *_ERRORS):
             return self.persistently(work)
 
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all processes, as JSON, in process 0; [] in the others."""
-        return [json.loads(text) for text in gather(self._topic, json.dumps(value))]
-
-    def from_process_0(self, work: Callable[[], Any]) -> Any:
-        """Returns in all processes the JSON value that `work` returns in process 0.
+    def from_process_0[T](self, work: Callable[[], T], kind: pydantic.TypeAdapter[T] = _JSON) -> T:
+        """Returns in all processes what `work` returns in process 0: JSON, or a value of a kind.
 
         Raises StoppedError or UserError in all processes if `work` does.
         """
-        return from_process_0(self._topic, lambda: self.persistently(work), _ERRORS)
+
+        def in_json() -> Any:
+            return kind.dump_python(self.persistently(work), mode='json')
+
+        return kind.validate_python(agreement.from_process_0(self._topic, in_json, _ERRORS))
+
+    def decide(self, own: Any, decision: Callable[[list[Any]], Any]) -> Any:
+        """As `agreement.decide`."""
+        return agreement.decide(self._topic, own, decision)
 
     def digest(self, weights: HostWeights) -> str:
-        """The digest of the weights in process 0, which does not depend on the mesh; '' in the others."""
-        digests = self.gather(digest_of(weights))
-        return joined_digest(digests) if digests else ''
+        """The digest of the weights, which does not depend on the mesh."""
+        return self.decide(digest_of(weights), joined_digest)
 
     def write(
         self, prefix: str, weights: HostWeights, encoding: Encoding, residual: HostWeights | None = None
-    ) -> tuple[dict[str, list[Any]], int]:
-        """Writes weights below a prefix. Returns the pieces of all processes and their bytes, in process 0.
+    ) -> tuple[dict[str, Any], int]:
+        """Writes weights below a prefix. Returns the pieces of each process, as JSON, and the bytes of all.
 
         A process whose numbers are not finite writes nothing, so that all readers refuse the whole.
 
@@ -129,53 +162,42 @@ class Link:
             residual: gets what the encoding loses.
         """
 
-        def write() -> list[Any]:
+        def write() -> tuple[list[Any], int]:
             try:
                 written = differences.write(self.place, prefix, weights, encoding, residual)
             except NotFiniteError as error:
-                self._report(f'WARNING: {prefix}: {error}')
-                return [[], 0]
-            return [[written.piece.model_dump()], written.size]
+                self.report(f'WARNING: {prefix}: {error}')
+                return [], 0
+            return [written.piece.model_dump()], written.size
 
-        gathered = self.gather(self.together(write))
-        return {str(i): pieces for i, (pieces, _) in enumerate(gathered)}, sum(size for _, size in gathered)
+        def joined(processes: list[tuple[list[Any], int]]) -> tuple[dict[str, Any], int]:
+            return {str(i): pieces for i, (pieces, _) in enumerate(processes)}, sum(size for _, size in processes)
 
-    def mean(self, number: int, members: Sequence[Any], like: HostWeights) -> tuple[HostWeights, int, dict[str, str]]:
-        """The mean difference of some contributions, and the bytes that all processes have read.
+        pieces, size = self.decide(self.together(write), joined)
+        return pieces, size
+
+    def mean(self, contributions: Mapping[str, Contribution], like: HostWeights) -> Mean:
+        """The mean difference of contributions in the order of the shares.
 
         Args:
-            members: name, tokens and pieces of each, in the order of the shares.
-
-        Returns:
-            Also why contributions cannot be used, by island, in process 0. If there are such, the mean is wrong.
+            like: weights in the parts to read.
         """
-        weights = shares_of([tokens for _, tokens, _ in members]) if members else []
+        weights = shares_of([one.tokens for one in contributions.values()]) if contributions else []
 
         def read() -> tuple[HostWeights, int, dict[str, str]]:
-            total, size, bad = zeros_like(like), 0, dict[str, str]()
-            for weight, (name, _, pieces) in zip(weights, members, strict=True):
+            gradient, size, bad = zeros_like(like), 0, dict[str, str]()
+            for weight, (name, one) in zip(weights, contributions.items(), strict=True):
+                author = f'the difference of island {name} for round {one.round}'
                 with _named(bad, name):
-                    size += differences.add(self.place, _pieces(pieces), total, _author(name, number), weight)
-            return total, size, bad
+                    size += differences.add(self.place, _pieces(one), gradient, author, weight)
+            return gradient, size, bad
 
-        total, size, bad = self.together(read)
-        gathered = self.gather([size, bad])
-        reasons = {name: reason for _, bad in gathered for name, reason in bad.items()}
-        return total, sum(size for size, _ in gathered), reasons
+        def joined(processes: list[tuple[int, dict[str, str]]]) -> tuple[int, dict[str, str]]:
+            reasons = {name: reason for _, bad in reversed(processes) for name, reason in bad.items()}
+            return sum(size for size, _ in processes), reasons
 
-    def outer_gradient(self, number: int, members: Sequence[Any], like: HostWeights) -> tuple[HostWeights, int]:
-        """The mean difference of a round that is closed, and the bytes read; as `mean`.
-
-        Raises UserError if a contribution cannot be used any more.
-        """
-        total, size, bad = self.mean(number, members, like)
-
-        def refuse() -> None:
-            if bad:
-                raise UserError('\n'.join(bad.values()))
-
-        self.from_process_0(refuse)
-        return total, size
+        gradient, size, bad = self.together(read)
+        return Mean(contributions, gradient, *self.decide([size, bad], joined))
 
     def outer_step(self, theta: HostWeights, momentum: HostWeights, gradient: HostWeights) -> None:
         """The outer optimizer, in place; destroys the gradient."""
@@ -187,47 +209,11 @@ class Link:
 
         mapped(step, theta, momentum, gradient)
 
-    def write_anchor(self, number: int, author: Author, weights: HostWeights, momentum: HostWeights) -> None:
-        """Writes the weights and the momentum after a round, unless they are there."""
-        path = anchor_path(self.place, number) / 'anchor.json'
-        if self.from_process_0(lambda: Anchor.read(path) is not None):
-            return
-        prefix = f'anchors/{number}/{author.attempt}'
-        kinds = {'weights': weights, **({'momentum': momentum} if number else {})}
-        written = {kind: self.write(f'{prefix}/{kind}', values, 'f32')[0] for kind, values in kinds.items()}
-        pieces = {kind: [piece for one in each.values() for piece in one] for kind, each in written.items()}
-        facts = {'round': number, 'by': author.name, 'momentum': []}
-        self.from_process_0(lambda: path.create(Anchor.model_validate(facts | pieces).content()))
 
-    def anchor(self, number: int) -> Any:
-        """The description of an anchor; None: there is none."""
-
-        def read() -> Any:
-            anchor = Anchor.read(anchor_path(self.place, number) / 'anchor.json')
-            return anchor and anchor.model_dump()
-
-        return self.from_process_0(read)
-
-    def read_anchor(self, anchor: Any, like: HostWeights) -> tuple[HostWeights, HostWeights]:
-        """The weights and the momentum of an anchor."""
-
-        def read() -> tuple[HostWeights, HostWeights]:
-            weights, momentum = zeros_like(like), zeros_like(like)
-            for kind, into in (('weights', weights), ('momentum', momentum)):
-                if anchor[kind]:
-                    author = f'the {kind} after round {anchor["round"]}, which island {anchor["by"]} wrote'
-                    differences.read(self.place, [Piece(**piece) for piece in anchor[kind]], into, author)
-            return weights, momentum
-
-        return self.together(read)
-
-
-def _pieces(pieces: Mapping[str, Sequence[Any]]) -> list[Piece]:
-    return [Piece(**piece) for _, each in sorted(pieces.items(), key=lambda item: int(item[0])) for piece in each]
-
-
-def _author(name: str, number: int) -> str:
-    return f'the difference of island {name} for round {number}'
+def _pieces(contribution: Contribution) -> list[Piece]:
+    """Those of all processes, in their order."""
+    in_order = sorted(contribution.pieces.items(), key=lambda item: int(item[0]))
+    return [piece for _, pieces in in_order for piece in pieces]
 
 
 @contextlib.contextmanager

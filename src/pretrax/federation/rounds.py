@@ -4,6 +4,7 @@ Every method makes its requests and returns: nothing waits. Each may raise OSErr
 was carried out, and may be called again. Clocks are never compared: patience is measured by the clock of one process.
 """
 
+import contextlib
 import dataclasses
 import time
 from collections import Counter
@@ -128,19 +129,37 @@ class Rounds:
             self._open.pop(number, None)
         return self._closings[number]
 
+    def undamaged_closing(self, number: int) -> Closing | None:
+        """As `closing`; None for one that is damaged."""
+        with contextlib.suppress(ObjectError):
+            return self.closing(number)
+        return None
+
+    def is_closed(self, number: int) -> bool:
+        """Whether there is a closing of a round, which may be damaged."""
+        try:
+            return self.closing(number) is not None
+        except ObjectError:
+            return True
+
+    def forget(self, number: int) -> None:
+        """Reads the closing of a round again when it is needed: somebody may have removed or restored it."""
+        self._closings.pop(number, None)
+
     def newest(self, known: int = 0) -> int:
-        """The newest round that is closed; 0 if none is. Rounds are closed one after another.
+        """The newest round that is closed; 0 if none is. Rounds are closed one after another, and may be damaged.
 
         Args:
             known: a round that is closed, to begin with.
         """
+
         low, step = max([known, *self._closings]), 1
-        while self.closing(low + step) is not None:
+        while self.is_closed(low + step):
             low, step = low + step, 2 * step
         high = low + step  # open
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.closing(middle) is not None else (low, middle)
+            low, high = (middle, high) if self.is_closed(middle) else (low, middle)
         return low
 
     def contributed(self, newest: int) -> int:
@@ -230,7 +249,7 @@ class Rounds:
             for name, contribution in due.contributions.items()
             if name not in bad
         }
-        before = self.closing(number - 1) if number > 1 else None
+        before = self.undamaged_closing(number - 1) if number > 1 else None
         steps = [member.step for member in members.values()] + ([before.step] if before is not None else [0])
         closing = Closing(
             round=number,
@@ -284,7 +303,7 @@ class Rounds:
         except ObjectError as error:
             self._say(f'WARNING: nobody waits for island {name}: {error}')
             return False
-        before = self.closing(number - 1) if number > 1 else None
+        before = self.undamaged_closing(number - 1) if number > 1 else None
         return is_waited_for(name, state, number, before)
 
     def _say(self, text: str) -> None:
