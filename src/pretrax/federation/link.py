@@ -101,7 +101,7 @@ class Link:
 
     @property
     def rounds(self) -> Rounds:
-        """Those of the federation, in process 0."""
+        """The rounds of the federation, in process 0."""
         assert self.author.rounds is not None
         return self.author.rounds
 
@@ -211,7 +211,7 @@ class Link:
 
 
 def _pieces(contribution: Contribution) -> list[Piece]:
-    """Those of all processes, in their order."""
+    """The pieces of all processes, in their order."""
     in_order = sorted(contribution.pieces.items(), key=lambda item: int(item[0]))
     return [piece for _, pieces in in_order for piece in pieces]
 

@@ -36,10 +36,7 @@ type Term = bool | int | float | Annotated[str, pydantic.Field(max_length=4096)]
 
 
 class ObjectError(OSError):
-    """An object in the bucket is not what its key says: damaged, foreign, or of a newer format.
-
-    It is an OSError, since only what is in the bucket can change that: an island waits, as for a bucket out of reach.
-    """
+    """An object in the bucket is not what its key says: damaged, foreign, or of a newer format."""
 
     def __init__(self, path: ConditionalPath, reason: str):
         super().__init__(errno.EBADMSG, reason[:300], str(path))
