@@ -256,7 +256,7 @@ def test_after_a_rollback_an_island_takes_the_round_that_it_has_contributed_to(t
     assert any('rolling back to step 6' in text for text in progress.said)
     assert (int(result.state.step), int(result.state.batch)) == (20, 24)
     third = json.loads((tmp_path / 'bucket' / 'rounds' / '3' / 'a.json').read_text())
-    assert [event['kind'] for event in third['events']] == ['rolled back', 'took']
+    assert [event['kind'] for event in third['events']] == ['rolled back', 'entered']
 
 
 class Outage(Quiet):

@@ -11,12 +11,15 @@ from hand_made_federations import NAMES, contribution, write_federation
 from pretrax.cli import main
 from pretrax.config.schema import Federation
 from pretrax.federation import replay as federation_replay
+from pretrax.federation.course import Course
 from pretrax.federation.objects import contribution_path, island_path, read_contribution
 from pretrax.federation.registry import Membership, read_table
 from pretrax.federation.replay import ReplayedRounds, rounds_of
 from pretrax.federation.rounds import Rounds, Waiting
 from pretrax.storage.shared_path import SharedPath
 from runs import write_yaml
+
+ALL = Course(contributes=[1, 2, 3])
 
 
 @pytest.fixture
@@ -32,9 +35,9 @@ def again(recorded, tmp_path):
     return place
 
 
-def rounds(place, name):
+def rounds(place, name, course=ALL):
     membership = Membership(place, name, NAMES[name], 3, is_founder=name == 'a', lease=None)
-    return rounds_of(membership, Federation(), pytest.fail)
+    return rounds_of(membership, Federation(), pytest.fail, course)
 
 
 def repeat(recorded, number, name, **changes):
@@ -45,7 +48,7 @@ def repeat(recorded, number, name, **changes):
 
 def test_a_round_is_closed_with_its_recorded_members_however_fast_others_are(recorded, again):
     a, c = rounds(again, 'a'), rounds(again, 'c')
-    assert (type(a), type(rounds(recorded, 'a'))) == (ReplayedRounds, Rounds)
+    assert (type(a), type(rounds(recorded, 'a', None))) == (ReplayedRounds, Rounds)
     for number, name in ((1, 'a'), (1, 'c'), (1, 'b')):
         assert isinstance(a.poll(1), Waiting)
         assert rounds(again, name).contribute(repeat(recorded, number, name))
@@ -62,15 +65,20 @@ def test_a_round_is_closed_with_its_recorded_members_however_fast_others_are(rec
     assert a.poll(4).missing == ()  # it was never closed
 
 
-def test_an_island_takes_the_newest_round_that_it_took(recorded, again):
-    assert [rounds(again, name).newest(0) for name in 'abc'] == [0, 0, 0]
-    contribution_path(recorded, 1, 'c').unlink()  # it came later
-    contribution_path(recorded, 2, 'c').unlink()
-    shutil.rmtree(again)
-    federation_replay._copied(recorded, again)
-    c = rounds(again, 'c')
-    with pytest.raises(OSError, match='round 2 is not replayed yet'):
+def test_an_island_enters_the_rounds_that_it_entered_and_contributes_to_no_other(recorded, again):
+    c = rounds(again, 'c', Course(contributes=[3], entered=[0, 1], enters=True))
+    assert c.newest(0) == 0
+    with pytest.raises(OSError, match='round 1 is not replayed yet'):
         c.newest(0)
+    with pytest.raises(OSError, match='a contribution to round 1 is not replayed yet'):
+        c.contribute(repeat(recorded, 1, 'c'))
+    for name in 'abc':
+        rounds(again, name).contribute(repeat(recorded, 1, name))
+    assert not c.contribute(repeat(recorded, 1, 'c', tokens=7))  # that of an earlier process counts
+    assert c.newest(0) == 1
+    with pytest.raises(OSError, match='what follows is not replayed yet'):
+        c.newest(0)
+    assert [rounds(again, 'c', Course(enters=x)).is_left_out(1) for x in (True, False)] == [True, False]
 
 
 def write_index(place, digest):
@@ -118,16 +126,15 @@ def test_the_first_contribution_that_differs_is_named(recorded, tmp_path, capsys
         write_index(recorded, '2')
         piece = contribution(2, 'b', 1, 1.0, 1.0).pieces['0'][0]
         changes = {'pieces': {'0': [piece.model_copy(update={'xxh3': '3' * 32})]}}
-    again = [
-        repeat(recorded, n, name, **(changes if (n, name) == (2, 'b') else {})) for n in (1, 2, 3) for name in 'abc'
-    ]
+    places = [*((n, name) for n in (1, 2, 3) for name in 'abc'), (4, 'a')]  # round 4 is open
+    again = [repeat(recorded, *place, **(changes if place == (2, 'b') else {})) for place in places]
     found, text = run_replay(recorded, tmp_path, capsys, monkeypatch, again)
     assert (found, text.splitlines()[-1]) == (code, said)
 
 
 def test_what_cannot_be_replayed_is_said(recorded, tmp_path, capsys, monkeypatch):
     code, text = run_replay(recorded, tmp_path, capsys, monkeypatch, [])
-    assert (code, 'islands/a has no config.yaml' in text) == (2, True)
+    assert (code, 'islands/a/config.yaml is missing' in text) == (2, True)
     code, text = run_replay(recorded, tmp_path, capsys, monkeypatch, [])
     assert (code, 'it is not empty' in text) == (2, True)
     shutil.rmtree(recorded / 'rounds')
@@ -153,7 +160,7 @@ def test_islands_that_are_trained_again_learn_the_same_bits(tmp_path):
         command = [sys.executable, '-m', 'pretrax', 'train', config]
         trainings.append(subprocess.Popen(command, env=os.environ | {'JAX_NUM_CPU_DEVICES': str(devices)}))
     assert [training.wait() for training in trainings] == [0, 0]
-    said = []
+    said = list[str]()
     both = ', '.join(read_table(SharedPath(tmp_path / 'bucket')).islands)
-    assert federation_replay.replay(SharedPath(tmp_path / 'bucket'), tmp_path / 'out', said.append) == ''
+    assert federation_replay.replay(SharedPath(tmp_path / 'bucket'), tmp_path / 'out', said.append) == []
     assert [text.rpartition(' ')[0] for text in said[1:]] == [f'round {n}: {both} learned the' for n in (1, 2, 3)]

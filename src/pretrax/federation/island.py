@@ -21,6 +21,7 @@ from pretrax.config.schema import Federation
 from pretrax.errors import Report, UnavailableError, UserError, first_line
 from pretrax.federation import anchors
 from pretrax.federation.anchors import Newest
+from pretrax.federation.course import Course
 from pretrax.federation.differences import DamagedPiecesError
 from pretrax.federation.encoding import keeps_residual
 from pretrax.federation.exchange import Average, Exchange
@@ -45,6 +46,7 @@ class Island:
         fragments: of the weights.
         steps: of the run.
         weights: shapes and shardings of the weights.
+        course: what this process has to repeat; None outside of a replay.
 
     Attributes:
         metrics: lines about rounds that are not written yet.
@@ -59,7 +61,10 @@ class Island:
         steps: int,
         weights: Any,
         report: Report,
+        course: Course | None = None,
     ):
+        self._course, devices = course, f'{jax.device_count()} {jax.devices()[0].device_kind}'
+        self._setup = f'{author.config} {devices} {jax.process_count()}'
         self.position, self.metrics = Position(), list[dict[str, Any]]()
         self._place, self._section, self._author, self._report = place, section, author, report
         self._fragments, self._steps, self._like = fragments, steps, weights
@@ -78,7 +83,7 @@ class Island:
 
     def description(self) -> dict[str, Any]:
         """The part of a checkpoint's description that `begin` needs."""
-        return {FIELD: dataclasses.asdict(self.position)}
+        return {FIELD: dataclasses.asdict(dataclasses.replace(self.position, setup=self._setup))}
 
     def evaluated(self, number: int, val_loss: float | None) -> None:
         """Keeps the loss of the weights of the newest round, to be shown to the other islands."""
@@ -101,15 +106,28 @@ class Island:
             UserError: the federation is another one than that of the checkpoint. UnavailableError: the island is new,
                 and no weights can be read.
         """
+        if self._course is not None and self._course.batch is not None:
+            state = state._replace(batch=jax.device_put(np.int32(self._course.batch), state.batch.sharding))
+            return self._begin(state, stored, description, is_rollback=True)
+        return self._begin(state, stored, description)
+
+    def _begin(
+        self, state: TrainState, stored: IslandState | None, description: dict[str, Any], is_rollback: bool = False
+    ) -> TrainState:
         link, position = self._link('federation'), Position.described(description)
         counts = {'tokens': description.get('tokens', 0), 'seconds': description.get('productive_seconds', 0.0)}
-        if stored is None or position is None:
+        self.position = position = Position(round=0) if stored is None or position is None else position
+        kinds = {'rolled back': is_rollback, 'changed': position.setup not in ('', self._setup)}
+        position.events += [
+            _event(kind, position.round, state, int(state.step)) for kind, is_so in kinds.items() if is_so
+        ]
+        if stored is None or position.round == 0:
             return self._enter(link, state, counts)
-        self.position, self._state = position, in_host_memory(stored)
+        self._state = in_host_memory(stored)
         link.from_process_0(lambda: self._check_taken(link))
         if position.sent is not None:
             self._start()
-        elif link.from_process_0(lambda: self._is_left_out(link)):
+        elif link.from_process_0(lambda: link.rounds.is_left_out(position.round)):
             try:
                 return self._take_newest(self._newest(link), state, counts)
             except DamagedPiecesError as error:
@@ -124,9 +142,7 @@ class Island:
             self._exchange = None
         attempt, _, rollbacks = self._author.attempt.partition('-')
         self._author = self._author._replace(attempt=f'{attempt}-{int(rollbacks or 0) + 1}')  # writes beside the old
-        state = self.begin(state, stored, description)
-        self._note('rolled back', state)
-        return state
+        return self._begin(state, stored, description, is_rollback=True)
 
     # Rounds
 
@@ -138,6 +154,8 @@ class Island:
             return is_end or number - position.step >= self._section.rounds_apart
         if number == self._steps:
             return True
+        if self._course is not None:
+            return number >= self._course.late.get(position.round, sent.step + self._section.delay)
         return number % _OFTEN == 0 if self._is_late else number >= sent.step + self._section.delay
 
     def take_part(
@@ -185,7 +203,8 @@ class Island:
     def _send(self, number: int, state: TrainState, counts: dict[str, Any]) -> None:
         """Starts to contribute the weights after a step."""
         self._state = self._state._replace(sent=to_host(state.weights))
-        self.position.sent = Sent(number, int(state.batch), counts['tokens'], counts['loss'], counts['seconds'])
+        events = len(self.position.events)
+        self.position.sent = Sent(number, int(state.batch), counts['tokens'], counts['loss'], counts['seconds'], events)
         if number == self._steps:
             self.position.at_end += 1
         self._start()
@@ -202,8 +221,11 @@ class Island:
             'seconds': max(0.0, sent.seconds - position.seconds),
             'loss': sent.loss,
             'time': time.time(),
-            'events': position.events,
+            'events': position.events[: sent.events],
             'took': position.took and Taken.model_validate(position.took),
+            'devices': jax.device_count(),
+            'device': jax.devices()[0].device_kind,
+            'config': self._author.config,
         }
         fragment = self._fragments[(position.round - 1) % len(self._fragments)]
         self._exchange = Exchange(self._link('federation'), facts, fragment, self._state, self._newest)
@@ -219,7 +241,7 @@ class Island:
         while True:
             look = _LOOK if jax.process_count() == 1 else _LOOK_TOGETHER
             exchange.wait(0 if self._is_late and not is_end else look)
-            is_patient = is_end and time.monotonic() - began < self._section.patience
+            is_patient = self._course is not None or (is_end and time.monotonic() - began < self._section.patience)
             problem = exchange.problem if exchange.is_out_of_reach and not is_patient else ''
             are_done, problem = decide('island', [exchange.is_done, problem], _are_done)
             if are_done:
@@ -258,7 +280,7 @@ class Island:
             if part is not None:
                 _assign(select(whole, fragment), part)
         self._state = self._state._replace(sent=None)
-        events = [] if not was_late else [self._event('took', taken.round, state)]
+        events = [*self.position.events[sent.events :], *([_event('took', taken.round, state, number)] * was_late)]
         found = taken.metrics
         took = {'round': taken.round, 'norm': found['outer_norm'], 'bytes': found['bytes_down']}
         took |= {'seconds': found['seconds_up'] + found['seconds_wait'] + found['seconds_down']}
@@ -303,7 +325,8 @@ class Island:
 
     def _take_newest(self, taken: Newest, state: TrainState, counts: dict[str, Any]) -> TrainState:
         """Takes all weights of a round. What the island has learned since its last contribution is dropped."""
-        step, batch = max(int(state.step), taken.step), max(int(state.batch), taken.step, taken.batch)
+        own, waited = int(state.step), self.position.round if self.position.sent is not None else 0
+        step, batch = max(own, taken.step), max(int(state.batch), taken.step, taken.batch)
         placed = {
             key: jax.device_put(np.int32(n), getattr(state, key).sharding)
             for key, n in {'step': step, 'batch': batch}.items()
@@ -319,7 +342,10 @@ class Island:
             tokens=counts['tokens'],
             seconds=counts['seconds'],
             at_end=taken.at_end,
-            events=[*self.position.events, *([self._event('took', taken.round, state)] if taken.round else [])],
+            events=[
+                *self.position.events,
+                *([_event('entered', taken.round, state, own, waited)] if taken.round or batch else []),
+            ],
         )
         self._averaged_at = step
         self._after(taken, step)
@@ -347,7 +373,7 @@ class Island:
         """Enters the federation without a state of its own. Raises UnavailableError if no weights can be read."""
         weights = to_host(state.weights)
         anchors.write_first(link, weights)
-        self._state, self.position = IslandState(weights, zeros_like(weights)), Position(round=0)
+        self._state = IslandState(weights, zeros_like(weights))
         try:
             taken = self._newest(link)
         except DamagedPiecesError as error:
@@ -363,11 +389,6 @@ class Island:
                 f'federation.bucket {self._place}: it has no round {number}, which this run has taken, so it is '
                 'another federation\nuse the bucket in which the run has begun, or begin another run with init_from'
             )
-
-    def _is_left_out(self, link: Link) -> bool:
-        """Whether the round that the island trains for is closed without it."""
-        closing = link.rounds.undamaged_closing(self.position.round)
-        return closing is not None and self._author.name not in closing.members
 
     def _newest(self, link: Link, only_anchors: bool = False) -> Newest:
         """As `anchors.newest`, after the newest round that the island has taken."""
@@ -389,14 +410,14 @@ class Island:
             took = None if took is None else Taken.model_validate(took)
             self._author.rounds.announce(self.position.round, state, took)
 
-    def _note(self, kind: str, state: TrainState) -> None:
-        self.position.events.append(self._event(kind, self.position.round, state))
-
-    def _event(self, kind: str, number: int, state: TrainState) -> dict[str, Any]:
-        return {'kind': kind, 'round': number, 'step': int(state.step), 'batch': int(state.batch)}
-
     def _link(self, topic: str) -> Link:
         return Link(self._place, self._section, topic, self._author, self._report)
+
+
+def _event(kind: str, number: int, state: TrainState, own: int, waited: int = 0) -> dict[str, Any]:
+    """A `federation.objects.Event` that leads to a state."""
+    facts = {'kind': kind, 'round': number, 'step': int(state.step), 'batch': int(state.batch)}
+    return facts | {'own': own, 'waited': waited}
 
 
 def _are_done(processes: list[tuple[bool, str]]) -> tuple[bool, str]:

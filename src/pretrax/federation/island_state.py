@@ -30,13 +30,18 @@ class IslandState(NamedTuple):
 
 @dataclasses.dataclass
 class Sent:
-    """A contribution to a round that the island has not taken yet. Counts are those after the last step in it."""
+    """A contribution to a round that the island has not taken yet. Counts are those after the last step in it.
+
+    Attributes:
+        events: how many of the island's events it says.
+    """
 
     step: int
     batch: int
     tokens: int
     loss: float | None
     seconds: float
+    events: int = 0
 
 
 @dataclasses.dataclass
@@ -51,6 +56,7 @@ class Position:
         events: since the last contribution, as `federation.objects.Event`.
         took: the newest round that it has taken, as `federation.objects.Taken`.
         sent: the contribution whose round is not taken yet.
+        setup: of the process that described it: its configuration and devices.
     """
 
     round: int = 1
@@ -62,6 +68,7 @@ class Position:
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     took: dict[str, Any] | None = None
     sent: Sent | None = None
+    setup: str = ''
 
     @classmethod
     def described(cls, description: Mapping[str, Any]) -> 'Position | None':

@@ -42,12 +42,14 @@ class Author(NamedTuple):
 
     Attributes:
         attempt: another one whenever its processes are started.
+        config: digest of its configuration.
         lease, rounds: in process 0; None in the others.
     """
 
     name: str
     attempt: str
     is_founder: bool
+    config: str
     lease: Lease | None
     rounds: Rounds | None
 

@@ -2,6 +2,7 @@
 
 federation.json                      what all islands have in common, and the share of each
 islands/NAME/lock, state.json        who runs as this island, and the round that it trains for
+islands/NAME/config.yaml, configs/   its newest configuration, and all by their digests
 rounds/N/NAME.json                   a contribution: what an island has learned for round N
 rounds/N/NAME/ATTEMPT/PROCESS/...    its numbers
 rounds/N/closed.json                 a closing: the contributions that make round N
@@ -176,15 +177,23 @@ class Piece(pydantic.BaseModel):
 
 
 class Event(pydantic.BaseModel):
-    """What has happened to an island since its last contribution: it took a round at a step and a batch, lost its
-    state, or went back to an earlier one."""
+    """What has happened to an island since its last contribution, and the step and the batch after it.
+
+    Attributes:
+        kind: 'took' a round later than usual, and kept what it had learned meanwhile; 'entered': replaced its weights
+            by those after a round; 'rolled back' to an earlier state; 'changed' its configuration or its devices.
+        own: the step of its own state before, whose inner optimizer goes on; 0: a new one, also after a loss.
+        waited: the round that it had contributed to, and entered another one instead; 0: none.
+    """
 
     model_config = pydantic.ConfigDict(extra='forbid', frozen=True)
 
-    kind: Literal['took', 'lost', 'rolled back']
+    kind: Literal['took', 'entered', 'rolled back', 'changed']
     round: Count
     step: Count
     batch: Count
+    own: Count
+    waited: Count = 0
 
 
 class Contribution(Stored):
@@ -204,6 +213,8 @@ class Contribution(Stored):
         time: when it was made, in seconds since 1970 by the clock of the island; only shown.
         events: since the island's last contribution.
         took: the newest round that the island took before.
+        devices, device: how many the island has, and their kind.
+        config: digest of its configuration, which is islands/NAME/configs/DIGEST.yaml.
     """
 
     largest: ClassVar[int] = 64 << 20
@@ -232,6 +243,9 @@ class Contribution(Stored):
     time: Seconds = 0.0
     events: Annotated[list[Event], pydantic.Field(max_length=10_000)] = []
     took: Taken | None = None
+    devices: Annotated[int, pydantic.Field(ge=1, le=1 << 30)] = 1
+    device: Annotated[str, pydantic.Field(max_length=100)] = ''
+    config: Digest | None = None
 
     @pydantic.model_validator(mode='after')
     def _check(self) -> Self:
@@ -306,6 +320,12 @@ def table_path(place: ConditionalPath) -> ConditionalPath:
 def island_path(place: ConditionalPath, name: str) -> ConditionalPath:
     """The prefix of `lock` and `state.json`."""
     return place / 'islands' / name
+
+
+def config_path(place: ConditionalPath, name: str, digest: str | None = None) -> ConditionalPath:
+    """A configuration of an island; None: the newest one."""
+    path = island_path(place, name)
+    return path / 'config.yaml' if digest is None else path / 'configs' / f'{digest}.yaml'
 
 
 def round_path(place: ConditionalPath, number: int) -> ConditionalPath:

@@ -162,6 +162,11 @@ class Rounds:
             low, high = (middle, high) if self.is_closed(middle) else (low, middle)
         return low
 
+    def is_left_out(self, number: int) -> bool:
+        """Whether a round is closed without this island."""
+        closing = self.undamaged_closing(number)
+        return closing is not None and self._name not in closing.members
+
     def contributed(self, newest: int) -> int:
         """The end of the batches that this island has contributed, for one that has lost its state; 0: none.
 

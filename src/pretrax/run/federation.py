@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import xxhash
 
 from pretrax.amounts import size
 from pretrax.checkpoint.agreement import from_process_0
@@ -15,13 +16,14 @@ from pretrax.config import resolved_yaml
 from pretrax.config.batch import rows_of
 from pretrax.data.batches.sequences import check_row_order
 from pretrax.errors import Report
+from pretrax.federation.course import Course
 from pretrax.federation.encoding import encoded_size
 from pretrax.federation.fragments import fragments
 from pretrax.federation.island import Island
 from pretrax.federation.link import Author
-from pretrax.federation.objects import island_path
+from pretrax.federation.objects import config_path
 from pretrax.federation.registry import Membership, join
-from pretrax.federation.replay import CONFIG, rounds_of
+from pretrax.federation.replay import read_course, rounds_of
 from pretrax.model.weights import layers_with
 from pretrax.run.same_run import federation_terms
 from pretrax.run.setup import Run
@@ -49,14 +51,20 @@ def joined(run: Run, report: Report) -> Iterator[tuple[Run, Island]]:
 
         def enter() -> list[Any]:
             member = stack.enter_context(join(place, section.name or run.name, terms, run.faults.lease_seconds, report))
-            (island_path(place, member.name) / CONFIG).write_bytes(resolved_yaml(run.config).encode())
+            content = resolved_yaml(run.config).encode()
+            digest = xxhash.xxh3_128_hexdigest(content)
+            for path in (config_path(place, member.name), config_path(place, member.name, digest)):
+                path.write_bytes(content)
             members.append(member)
-            return [member.share, member.name, member.attempt, member.is_founder]
+            course = read_course(place, member.name)
+            facts = [member.share, member.name, member.attempt, member.is_founder, digest]
+            return [*facts, course and course.model_dump(mode='json')]
 
-        share, *facts = from_process_0('federation', enter)
+        share, *facts, course = from_process_0('federation', enter)
+        course = course and Course.model_validate(course)
         author = Author(*facts, lease=None, rounds=None)
         for member in members:
-            author = author._replace(lease=member.lease, rounds=rounds_of(member, section, report))
+            author = author._replace(lease=member.lease, rounds=rounds_of(member, section, report, course))
         count = sum(map(math.prod, shapes.values()))
         sent = size(encoded_size(-(-count // section.fragments), section.encoding))
         report(
@@ -65,7 +73,9 @@ def joined(run: Run, report: Report) -> Iterator[tuple[Run, Island]]:
         )
         if run.init_from and not author.is_founder:
             report('federation: the first weights are those of the island that has made it, not those of init_from')
-        island = Island(place, section, author, parts, steps=run.steps, weights=run.like.weights, report=report)
+        island = Island(
+            place, section, author, parts, run.steps, weights=run.like.weights, report=report, course=course
+        )
         run = run.with_share(share)
         check_row_order(
             run.source, run.components['data'].name, (rows_of(run.sizes, step)[:2] for step in run.sizes.sizes)

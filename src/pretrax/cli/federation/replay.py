@@ -1,7 +1,7 @@
 """Repeat a federation on this machine, and compare what every island has learned, bit for bit.
 
 The islands train again from their recorded configurations, one process each, on simulated devices. The exit code is 1
-if a contribution differs.
+if a contribution differs, or could not be compared.
 """
 
 from pretrax.option import REQUIRED, argument, option
@@ -18,6 +18,6 @@ def replay(
 
     place, directory = locate_shared(bucket), locate_local(out)
     with system_errors(f'{place} cannot be replayed'):
-        difference = replayed(place, directory, lambda text: print(text, flush=True))
-    print(difference or 'every contribution is the recorded one')
-    return int(bool(difference))
+        problems = replayed(place, directory, lambda text: print(text, flush=True))
+    print('\n'.join(problems) or 'every contribution is the recorded one')
+    return int(bool(problems))
