@@ -19,6 +19,7 @@ from pretrax.errors import UnavailableError, UserError
 from pretrax.federation import differences
 from pretrax.federation.objects import State
 from runs import BIGRAM, Quiet, StoppedAt, lines_of, without_clock
+from side_by_side import coordinator_address, run_side_by_side
 from small import VOCAB
 
 VALUES = {
@@ -338,6 +339,27 @@ def test_an_island_takes_newer_weights_instead_of_a_round_that_is_damaged(
     assert steps == [*range(1, steps[-13] + 1), *range(21, 33)]
     second = pretrain(config_from_values(b), progress=Quiet(), allow_changes=True)
     np.testing.assert_array_equal(first.state.weights.table, second.state.weights.table)
+
+
+@pytest.mark.slow
+def test_what_one_process_of_an_island_cannot_read_is_damaged_for_all(round_2_is_pending, tmp_path):
+    """On its new mesh, it cannot learn for round 2 what it has contributed, so it catches up."""
+    shutil.copytree(round_2_is_pending, tmp_path, dirs_exist_ok=True)
+    for pattern in ('anchors/4/*/weights/0/0', 'rounds/5/b/*/0/0'):
+        (path,) = (tmp_path / 'bucket').glob(pattern)
+        flip(path)
+    a = values_of(tmp_path, 'a', 2, delay=3, keep=2, patience=0.2) | {'steps': 32, 'mesh': {'r': 1, 'd': 2}}
+    shared = os.environ | {
+        'XLA_FLAGS': '', 'PYTHONPATH': str(Path(__file__).parents[1]), 'JAX_NUM_CPU_DEVICES': '1',
+        'JAX_COORDINATOR_ADDRESS': coordinator_address(), 'JAX_NUM_PROCESSES': '2',
+    }  # fmt: skip
+    environments = [shared | {'JAX_PROCESS_ID': str(index)} for index in range(2)]
+    both = run_side_by_side([['python', '-c', ISLAND, json.dumps(a)]] * 2, environments)
+    assert 'round 2 was closed without this island: the island continues with the weights of round 4' in both[0].stdout
+    for process in both:
+        assert f'the difference of island b for round 5 cannot be used: {path}: it differs' in process.stderr
+        assert 'the state is saved' in process.stderr
+    assert lines_of(a)[-1]['step'] == 32
 
 
 @pytest.mark.parametrize('is_restored', [True, False])
