@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 
 from federation.diloco import diloco, first_weights, streaming
 from pretrax import config_from_values, pretrain, register
-from pretrax.checkpoint import CheckpointWeights
+from pretrax.checkpoint import CheckpointWeights, steps_in
 from pretrax.data.batches.synthetic import SyntheticSource
 from pretrax.errors import UnavailableError, UserError
 from pretrax.federation import differences
@@ -275,6 +277,32 @@ def wait_for(what):
     while not what():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_an_island_saves_at_once_while_it_waits_for_a_round(tmp_path):
+    a, b = (values_of(tmp_path, name, 2) | {'steps': 8, 'checkpoint': {'every': 100}} for name in 'ab')
+    for values in (a, b):
+        pretrain(config_from_values(values), progress=Stopped(1))
+    state = tmp_path / 'bucket/islands/b/state.json'
+    state.write_bytes(State(round=1, state='training').content())
+    saved = []
+
+    def ask():
+        wait_for((tmp_path / 'bucket/rounds/1/a.json').exists)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        wait_for(lambda: 4 in steps_in(tmp_path / 'a' / 'checkpoints'))
+        saved.append(sorted((tmp_path / 'bucket/rounds/1').glob('*.json')))
+        state.write_bytes(State(round=1, state='stopped').content())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    pretrain(config_from_values(a), progress=Quiet())
+    thread.join()
+    assert saved == [[tmp_path / 'bucket/rounds/1/a.json']]  # the round was open
+    losses = losses_of(a)
+    shutil.rmtree(tmp_path / 'a/checkpoints/8')
+    pretrain(config_from_values(a), progress=Quiet())
+    assert losses_of(a) == losses
 
 
 class StoppedOnce(Stopped):

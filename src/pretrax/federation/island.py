@@ -159,20 +159,20 @@ class Island:
         return number % _OFTEN == 0 if self._is_late else number >= sent.step + self._section.delay
 
     def take_part(
-        self, number: int, state: TrainState, counts: dict[str, Any], asked: Callable[[], bool]
+        self, number: int, state: TrainState, counts: dict[str, Any], asked: Callable[[TrainState], bool]
     ) -> TrainState:
         """Contributes and takes rounds, as far as they are due after a step. Returns the state to train on from.
 
         Args:
             counts: `tokens` and `seconds` of all steps so far, and the `loss` of the newest one.
-            asked: whether to stop waiting; the same answer in all processes.
+            asked: whether to stop waiting, given the state so far; the same answer in all processes.
         """
         while self.is_due(number):
             if self.position.sent is None:
                 self._send(number, state, counts)
             if not self.is_due(number):
                 return state
-            if not self._wait(number, asked):
+            if not self._wait(number, lambda state=state: asked(state)):
                 return state
             state = self._take(number, state, counts)
             number = int(state.step)

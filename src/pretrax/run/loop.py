@@ -96,7 +96,7 @@ class _Loop:
                 if self.metrics.skipped_in_a_row >= most_skipped:
                     self._roll_back()
                     return False
-                self.state, jumped = self.session.federate(number, self.state)
+                self.state, jumped = self.session.federate(number, self.state, self.rollbacks)
                 number = int(self.state.step) if jumped else number
                 stop = self.requests.stop(number)
                 if self.evaluation and self.evaluation.is_due(number):

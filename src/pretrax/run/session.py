@@ -53,26 +53,40 @@ class Session:
     def is_checkpoint_due(self, number: int) -> bool:
         """Whether to save a checkpoint after a step: at the end, and as the configuration or a signal says."""
         every, minutes = self.run.checkpoint.every, self.run.checkpoint.minutes
-        is_time = self.requests.save(number, self.metrics.clock.is_time(minutes))
+        is_time = self.requests.save(self.metrics.clock.is_time(minutes))
         return number == self.run.steps or bool(every and number % every == 0) or is_time
 
-    def federate(self, number: int, state: TrainState) -> tuple[TrainState, bool]:
-        """Takes part in the rounds that are due after a step.
+    def federate(self, number: int, state: TrainState, rollbacks: int) -> tuple[TrainState, bool]:
+        """Takes part in the rounds that are due after a step. If it is asked to save while it waits, it does.
+
+        Args:
+            rollbacks: of the run so far.
 
         Returns:
             The state to train on from, and whether it is at another step or batch: other islands are ahead.
         """
         if self.island is None or not self.island.is_due(number):
             return state, False
+
+        def asked(state: TrainState) -> bool:
+            stop = self.requests.stop(number, is_waiting=True)
+            if self.requests.save() and not stop:
+                self.save_waiting(state, rollbacks)
+            return stop
+
         self.metrics.read()
         batch = state.batch
         with self.watchdog.paused(), self.metrics.clock.paused('federate', number):
-            state = self.island.take_part(
-                number, state, self.metrics.counts(), lambda: self.requests.stop(number, is_waiting=True)
-            )
+            state = self.island.take_part(number, state, self.metrics.counts(), asked)
         while self.island.metrics:
             self.metrics.note(self.island.metrics.pop(0))
         return state, state.batch is not batch
+
+    def save_waiting(self, state: TrainState, rollbacks: int) -> None:
+        """Saves a state between two rounds, which the next save of the same step replaces."""
+        step = int(state.step)
+        self.checkpoints.continue_from(step - 1)
+        save(self, step, state, {'val_loss': None, 'rollbacks': rollbacks, **self.metrics.description()})
 
     def averaged(self, number: int, state: TrainState) -> TrainState:
         """The state with the weights that are evaluated: in a federation, those of the newest round."""
@@ -168,10 +182,9 @@ def _with_pending_round(session: Session) -> Session:
     start, step = session.start, int(session.start.state.step)
     if session.island is None or not session.island.is_due(step):
         return session
-    state, _ = session.federate(step, start.state)
+    rollbacks = start.description.get('rollbacks', 0)
+    state, _ = session.federate(step, start.state, rollbacks)
     session = dataclasses.replace(session, start=dataclasses.replace(start, state=state))
     if step == session.run.steps:
-        session.checkpoints.continue_from(step - 1)  # replaces the checkpoint
-        kept = {key: start.description[key] for key in ('rollbacks',) if key in start.description}
-        save(session, step, state, {'val_loss': None, **kept, **session.metrics.description()})
+        session.save_waiting(state, rollbacks)
     return session

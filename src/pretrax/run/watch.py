@@ -52,7 +52,7 @@ class Requests:
 
     def __init__(self, minutes: float | None):
         self.why: str | None = None
-        self._begun = self._save = self._stops = False
+        self._begun = self._save = self._saves = self._stops = False
         self._waits = 0  # calls of `stop` in the middle of a step
         self._signalled: float | None = None
         self._limit = 60 * minutes if minutes else None
@@ -83,22 +83,21 @@ class Requests:
             self.why, self._stops = 'signal', True
         elif number % _AGREE_EVERY == 0 or is_waiting:
             asked = np.array([self.why is not None, self._save])
-            stop, self._save = multihost_utils.process_allgather(asked).any(axis=0).tolist()
+            stop, self._saves = multihost_utils.process_allgather(asked).any(axis=0).tolist()
             self.why, self._stops = (self.why or 'another process') if stop else None, self._stops or stop
         return self._stops
 
-    def save(self, number: int, is_time: bool = False) -> bool:
-        """Whether a checkpoint is requested; the answer is the same in all processes.
+    def save(self, is_time: bool = False) -> bool:
+        """Whether a checkpoint is requested. Call it after `stop`; the answer is the same in all processes.
 
         Args:
             is_time: whether it is time for one by the clock of this process, which may be early or late.
         """
-        is_agreed = number % _AGREE_EVERY == 0 and self._save
-        if is_agreed or (jax.process_count() == 1 and (self._save or is_time)):
-            self._save = False
-            return True
         self._save |= is_time
-        return False
+        is_requested = self._save if jax.process_count() == 1 else self._saves
+        if is_requested:
+            self._save = self._saves = False
+        return is_requested
 
     @contextlib.contextmanager
     def listening(self) -> Iterator['Requests']:
