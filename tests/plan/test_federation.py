@@ -3,13 +3,16 @@
 import dataclasses
 import json
 
+import jax
 import pytest
 
+from pretrax import config_from_values, pretrain
 from pretrax.cli import main
 from pretrax.config.schema import Federation
 from pretrax.cost.memory import Memory, shards_on_hosts
 from pretrax.plan.federation import LEFT_OUT, Rounds
 from pretrax.run.setup import in_island
+from runs import BIGRAM, Quiet
 
 VALUES = {
     'name': 'planned',
@@ -61,6 +64,43 @@ def test_delay_hides_steps_of_a_round():
     assert rounds(delay=0).exposed == pytest.approx(5.0)
     assert rounds(delay=20).exposed == 0
     assert rounds(delay=20).efficiency == 1
+
+
+@pytest.mark.parametrize('encoding', ['f32', 'int8'])
+@pytest.mark.parametrize(('fragments', 'delay'), [(1, 0), (2, 0), (2, 5), (4, 20), (4, 24)])
+@pytest.mark.parametrize('bandwidth', [2e5, 1e6, 1e9])
+def test_the_efficiency_is_that_of_an_island_whose_steps_and_rounds_follow_each_other(
+    encoding, fragments, delay, bandwidth
+):
+    """A clock that runs over 100 rounds, step by step."""
+    size = {'f32': 4.0, 'int8': 66 / 64}[encoding] * 1_000_000 / fragments
+    exchange, apart, step = (1 + 4) * size / bandwidth, 100 // fragments, 0.5
+    clock, pending = 0.0, {}  # {the step that takes a round: when it is there}
+    for number in range(1, 100 * apart + 1):
+        clock += step
+        if number % apart == 0:
+            pending[number + delay] = clock + exchange
+        clock = max(clock, pending.pop(number, 0.0))
+    found = rounds(encoding=encoding, fragments=fragments, delay=delay, bandwidth=bandwidth)
+    assert found.efficiency == pytest.approx(100 * apart * step / clock, rel=0.02)
+
+
+@pytest.mark.parametrize(('encoding', 'fragments'), [('f32', 1), ('bf16', 2), ('int4', 1)])
+def test_the_bytes_are_those_that_an_island_sends_and_reads(tmp_path, encoding, fragments):
+    """Without the indices, which name and digest the chunks; they do not grow with the weights."""
+    section = {'bucket': str(tmp_path / 'bucket'), 'every': 2, 'encoding': encoding, 'fragments': fragments}
+    values = VALUES | {'model': BIGRAM, 'run_dir': str(tmp_path / 'run'), 'steps': 6, 'federation': section}
+    result = pretrain(config_from_values(values | {'batch': {'tokens': 128, 'sequence_length': 16}}), progress=Quiet())
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(result.state.weights))
+    contributions = [
+        json.loads((tmp_path / f'bucket/rounds/{number}/planned.json').read_bytes()) for number in range(1, 4)
+    ]
+    indices = [sum(piece['size'] for pieces in one['pieces'].values() for piece in pieces) for one in contributions]
+    sent = [one['bytes'] - index for one, index in zip(contributions, indices, strict=True)]
+    planned = rounds(numbers=numbers, encoding=encoding, fragments=fragments, islands=1)
+    assert sum(sent[:fragments]) == pytest.approx(planned.up * fragments, rel=0.02 if encoding == 'int4' else 1e-3)
+    read = [one['took']['bytes'] for one in contributions[1:]]
+    assert [n - index for n, index in zip(read, indices, strict=False)] == sent[:-1]
 
 
 def test_an_all_reduce_in_every_step_sends_gradients_in_f32_around_a_ring():

@@ -15,7 +15,7 @@ from pretrax.federation.encoding import encoded_size
 # What the prediction leaves out, and the keys that change only that
 LEFT_OUT = {
     'the loss, which grows with every and islands': ('mixing', 'outer_rate', 'outer_momentum'),
-    'islands that are slower or late': ('patience',),
+    'islands that are slower or late': ('patience', 'wait_for'),
     'the time to encode and average on the hosts, and of each request': ('bucket',),
     'islands that come in and read whole weights': ('name',),
 }

@@ -33,11 +33,11 @@ def template(name: str) -> 'jinja2.Template':
     """A template by its path in this package or in `page_kit`: 'document.html', which the pages extend.
 
     Its filters give definitions: `definition` that of a key of metrics, `term` also that of a term of comparisons.
-    `filled_columns` and `number_columns` give columns of a table.
+    `filled_columns` and `number_columns` give columns of a table. `code` makes elements of what is between backticks.
     `script` gives a script of this package with the modules of the kit that it imports.
     """
     import jinja2
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     places = [jinja2.PackageLoader(package, '') for package in ('pretrax.view', 'pretrax.page_kit')]
     environment = jinja2.Environment(
@@ -50,6 +50,7 @@ def template(name: str) -> 'jinja2.Template':
     )
     environment.globals['script'] = lambda path: Markup(script_text(files('pretrax.view').joinpath(path)))
     environment.filters |= {'filled_columns': filled_columns, 'number_columns': number_columns}
+    environment.filters['code'] = lambda text: Markup(re.sub('`(.*?)`', r'<code>\1</code>', escape(printable(text))))
     environment.filters['definition'] = definition_of
     environment.filters['term'] = lambda term: COMPARISONS.get(term) or definition_of(term)
     return environment.get_template(name)

@@ -16,6 +16,7 @@ from pretrax.view.live.runs import Places
 from pretrax.view.record.run_record import read_run
 from pretrax.view.report import write_report
 from pretrax.view.run_list import list_runs
+from pretrax.view.template import template
 
 NASTY = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">'
 CONFIG = """\
@@ -110,6 +111,43 @@ def test_a_run_and_a_federation_are_compared_at_the_same_tokens(place, tmp_path)
     (alone / 'config.yaml').write_text('name: alone\nsteps: 30\nbatch:\n  tokens: 30\n')
     [found] = compare([read_run(alone), read_run(place)]).comparisons
     assert (found.end, found.a, found.b) == (900, [2.0], [2.25])  # the federation has 600 tokens at 3, 1000 at 2
+
+
+def test_a_comparison_lists_nothing_that_only_a_machine_of_a_run_knows(place, tmp_path):
+    alone = tmp_path / 'alone'
+    alone.mkdir()
+    (alone / 'metrics.jsonl').write_text('{"step": 10, "val_loss": 5.0}\n')
+    (alone / 'config.yaml').write_text(CONFIG.replace('tokens: 10', 'tokens: 20'))
+    environment = {'versions': {'jax': '0.12'}, 'device_kind': 'cpu', 'mesh': {'d': 8}}
+    (alone / 'environment.json').write_text(json.dumps(environment))
+    found = compare([read_run(alone), read_run(place)]).differences
+    assert [(one.section, one.key, one.values) for one in found] == [('configuration', 'batch.tokens', ['20', '10'])]
+
+
+@pytest.mark.parametrize(('verb', 'where'), [
+    (['federation', 'status'], ''), (['runs'], ''), (['report'], ''), (['plot'], '/metrics.jsonl'),
+    (['federation', 'replay', '--out', 'again'], ''),
+])  # fmt: skip
+def test_a_federation_in_a_bucket_is_shown_and_one_out_of_reach_is_said(
+    place, bucket, verb, where, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    for path in place.rglob('*'):
+        if path.is_file():
+            bucket.put(f'fed/{path.relative_to(place)}', path.read_bytes())
+    url = f'{bucket.url}/fed'
+    if 'replay' not in verb:
+        assert 'wrote' in (text := called(capsys, *verb, url)) or '2 of 3 islands train' in text or 'loss' in text
+    bucket.fault(times=math.inf, status=503)
+    error = called(capsys, *verb, url, code=2)
+    assert error.splitlines()[-1].startswith(f'{url}{where} cannot be re')
+    assert 'The service does not answer (HTTP 503' in error
+
+
+def test_what_is_between_backticks_in_a_definition_is_code(place):
+    page = re.sub('<(script|style).*?</(script|style)>', '', write_report(place).read_text(), flags=re.DOTALL)
+    assert '`' not in page
+    assert '<code>eval.tasks</code>' in str(template('report/page.html').environment.filters['code']('of `eval.tasks`'))
 
 
 def test_plots_draw_the_lines_of_the_rounds(place, capsys, tmp_path):

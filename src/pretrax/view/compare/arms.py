@@ -13,7 +13,7 @@ import numpy as np
 from pretrax.config.effects import effect_of
 from pretrax.config.show import value_text
 from pretrax.view.compare.statistics import Interval, paired
-from pretrax.view.record.run_record import RunRecord
+from pretrax.view.record.run_record import OF_AN_ISLAND, RunRecord
 from pretrax.view.tables import text_table
 
 _DATA = ('text', 'documents', 'tokens', 'validation')  # topics of the start-up report
@@ -76,9 +76,9 @@ def same_batches(a: RunRecord, b: RunRecord) -> bool:
 
 
 def differences(arms: Sequence[Arm]) -> list[Difference]:
-    """The facts that are not the same in all arms."""
+    """The facts that are not the same in all arms that have such facts: a federation has none of its machines."""
     sections: dict[str, Callable[[RunRecord], Mapping[str, str]]] = {
-        'configuration': lambda run: {one.key: one.text for one in run.settings if one.key not in ('name', 'run_dir')},
+        'configuration': lambda run: {one.key: one.text for one in run.settings if one.key not in OF_AN_ISLAND},
         'code': _code,
         'data': lambda run: _topics(run, _DATA),
         'hardware': lambda run: _known(run, _HARDWARE) or _topics(run, ('devices',)),
@@ -90,7 +90,7 @@ def differences(arms: Sequence[Arm]) -> list[Difference]:
         keys = dict.fromkeys(key for runs in facts for run in runs for key in run)
         for key in keys:
             values = [_together(run.get(key, '') for run in runs) for runs in facts]
-            if len(set(values)) > 1:
+            if len({value for value, runs in zip(values, facts, strict=True) if any(runs)}) > 1:
                 found.append(Difference(section, key, values))
     return found
 

@@ -35,7 +35,7 @@ from pretrax.view.record.state import RunState, state_of
 from pretrax.view.record.verdict import KEYS, verdict_of
 
 _EXACT = (*KEYS, 'bits_per_byte', 'val_bits_per_byte', 'tokens_per_second', 'mfu')
-_OF_AN_ISLAND = ('name', 'run_dir', 'federation.name')  # settings that are not those of its federation
+OF_AN_ISLAND = ('name', 'run_dir', 'federation.name')  # settings that are not those of its federation
 AXES = ('step', 'tokens', 'flops', 'time')
 
 
@@ -229,7 +229,7 @@ def read_run(run: str | AnyPath, files: pathlib.Path | None = None, exact: Seque
         if not len(metrics.steps):
             warnings.append(f'{path} has no metrics yet')
         if federation is not None:
-            settings = [setting for setting in settings if setting.key not in _OF_AN_ISLAND]
+            settings = [setting for setting in settings if setting.key not in OF_AN_ISLAND]
         name, steps = value_of(settings, 'name'), value_of(settings, 'steps')
         attempts = attempts_of(events)
         if federation is not None:

@@ -74,7 +74,8 @@ export class Charts {
   #add(key) {
     const [name, unit, meaning] = this.definitionOf(key);
     const id = `meaning-${this.byKey.size}-${Math.random().toString(36).slice(2)}`;
-    const explained = element('div', { className: 'definition', id, hidden: true }, `${key}: ${meaning}`);
+    const words = `${key}: ${meaning}`.split('`').map((part, i) => (i % 2 ? element('code', {}, part) : part));
+    const explained = element('div', { className: 'definition', id, hidden: true }, ...words);
     const help = element('button', { type: 'button', className: 'info', ariaExpanded: 'false', label: `What ${name} means` }, 'i');
     help.setAttribute('aria-controls', id);
     const plot = element('div', { className: 'plot' });
