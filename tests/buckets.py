@@ -7,8 +7,10 @@ Storage describes them (https://cloud.google.com/storage/docs/request-preconditi
 
 import contextlib
 import http.client
+import itertools
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -68,7 +70,7 @@ class BucketServer:
 
     scheme: str
     backend: int
-    proxy: ThreadingHTTPServer
+    proxy: '_Proxy'
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str]] = field(default_factory=list)
     request: Callable[[], None] = lambda: None
@@ -137,6 +139,33 @@ class BucketServer:
         for key in self.keys():
             self.delete(key)
 
+    def fail_often(self, seed: int, every: int = 5) -> None:
+        """Injects a fault into about one of `every` requests: 503, a cut answer or upload, a lost answer, a delay."""
+        rng, counter, write = random.Random(seed), itertools.count(), 'PUT' if self.scheme == 's3' else 'POST'
+        kinds: list[dict[str, Any]] = [
+            {'status': 503},
+            {'status': 503, 'times': 3},
+            {'cut_after': 0},
+            {'cut_after': 20, 'method': 'GET'},
+            {'lose_answer': True, 'method': write},
+            {'delay': 0.1},
+        ]
+
+        def request() -> None:
+            if next(counter) % every == 0 and sum(fault.times for fault in self.faults if fault.act is None) < 3:
+                for spent in [fault for fault in self.faults if fault.times <= 0]:
+                    with contextlib.suppress(ValueError):  # another thread has removed it
+                        self.faults.remove(spent)
+                self.fault(**rng.choice(kinds))
+
+        self.request = request
+
+    @contextlib.contextmanager
+    def another_proxy(self) -> Iterator['BucketServer']:
+        """The same bucket through a proxy of its own, with its own faults and requests."""
+        with _serving(self.scheme, self.backend, self.proxy.lock) as server:
+            yield server
+
 
 @contextlib.contextmanager
 def bucket_server(scheme: str) -> Iterator[BucketServer]:
@@ -149,18 +178,24 @@ def bucket_server(scheme: str) -> Iterator[BucketServer]:
         _wait_until_up(process, backend)
         if scheme == 's3':
             _ask(backend, 'PUT', f'/{BUCKET}')
-        proxy = _Proxy(('127.0.0.1', 0), _Handler)
-        server = proxy.server = BucketServer(scheme, backend, proxy)
-        thread = threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        try:
+        with _serving(scheme, backend, threading.Lock()) as server:
             yield server
-        finally:
-            proxy.shutdown()
-            proxy.server_close()
     finally:
         process.kill()
         process.wait()
+
+
+@contextlib.contextmanager
+def _serving(scheme: str, backend: int, lock: threading.Lock) -> Iterator[BucketServer]:
+    proxy = _Proxy(('127.0.0.1', 0), _Handler, lock)
+    server = proxy.server = BucketServer(scheme, backend, proxy)
+    thread = threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        proxy.shutdown()
+        proxy.server_close()
 
 
 def _wait_until_up(process: subprocess.Popen, port: int) -> None:
@@ -179,9 +214,9 @@ class _Proxy(ThreadingHTTPServer):
     request_queue_size = 128
     server: BucketServer
 
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.lock = threading.Lock()  # makes a precondition and its write atomic
+    def __init__(self, address: tuple[str, int], handler: type, lock: threading.Lock):
+        super().__init__(address, handler)
+        self.lock = lock  # makes a precondition and its write atomic
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that is cut is no news here."""

@@ -1,7 +1,6 @@
 """Real processes agree on rounds through buckets that fail and through a shared directory, whenever they are killed."""
 
 import collections
-import itertools
 import json
 import os
 import random
@@ -92,34 +91,13 @@ def check(islands, rounds, read):
         assert json.loads(read(f'islands/{name}/state.json'))['state'] == 'finished'
 
 
-def faults(bucket, seed):
-    """Injects a fault into every fifth request or so."""
-    rng, write = random.Random(seed), 'PUT' if bucket.scheme == 's3' else 'POST'
-    kinds = [
-        {'status': 503},
-        {'status': 503, 'times': 3},
-        {'cut_after': 0},
-        {'cut_after': 20, 'method': 'GET'},
-        {'lose_answer': True, 'method': write},
-        {'delay': 0.1},
-    ]
-    counter = itertools.count()
-
-    def request():
-        if next(counter) % 5 == 0 and sum(fault.times for fault in bucket.faults) < 3:
-            bucket.faults[:] = [fault for fault in bucket.faults if fault.times > 0]
-            bucket.fault(**rng.choice(kinds))
-
-    bucket.request = request
-
-
 def listings(bucket):
     """The requests that list objects."""
     return [path for method, path in bucket.requests if method == 'GET' and re.search(r'list-type|/o(\?|$)', path)]
 
 
 def test_islands_agree_through_a_bucket_that_fails(bucket, islands):
-    faults(bucket, 1)
+    bucket.fail_often(1)
     run = islands(f'{bucket.url}/deep/federation', 4, bucket.environment)
     run.wait()
     check(run, 4, lambda key: bucket.content(f'deep/federation/{key}'))
@@ -141,7 +119,7 @@ def test_islands_that_are_killed_agree(tmp_path, islands):
 
 @pytest.mark.slow
 def test_islands_that_are_killed_agree_through_a_bucket_that_fails(bucket, islands):
-    faults(bucket, 3)
+    bucket.fail_often(3)
     run, rng = islands(f'{bucket.url}/federation', 15, bucket.environment), random.Random(4)
     for _ in range(20):
         name = rng.choice(NAMES)

@@ -53,7 +53,7 @@ class Requests:
     def __init__(self, minutes: float | None):
         self.why: str | None = None
         self._begun = self._save = self._saves = self._stops = False
-        self._waits = 0  # calls of `stop` in the middle of a step
+        self._calls = 0  # of `stop`: JAX misses a signal if it sees no consecutive numbers
         self._signalled: float | None = None
         self._limit = 60 * minutes if minutes else None
         self._began = self._newest = time.monotonic()
@@ -77,9 +77,9 @@ class Requests:
             return self.why is not None
         from jax.experimental import multihost_utils
 
-        self._waits += is_waiting
+        self._calls += 1
         # SIGTERM in any process; true at the same call in all
-        if multihost_utils.reached_preemption_sync_point(number + self._waits):
+        if multihost_utils.reached_preemption_sync_point(self._calls):
             self.why, self._stops = 'signal', True
         elif number % _AGREE_EVERY == 0 or is_waiting:
             asked = np.array([self.why is not None, self._save])
