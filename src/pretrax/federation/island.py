@@ -304,7 +304,11 @@ class Island:
         return state._replace(weights=weights)
 
     def _mixed(self, taken: Average, fragment: Fragment, weights: Any, number: int, was_late: bool) -> Any:
-        """The weights of the island after a round: of a fragment the average, or a mixture with its own."""
+        """The weights of the island after a round: of a fragment the average, or a mixture with its own.
+
+        Stacked layers are copied to the host and back whole, not only those of the fragment: `sent` is a copy of all
+        weights in any case, and replacing rows on devices would need a program for each sharding and kind of memory.
+        """
         leaves = dict(named_leaves(weights))
         whole = to_host({name: leaves[name] for name in fragment})
         own, sent, theta = select(whole, fragment), select(self._state.sent, fragment), taken.weights
