@@ -185,7 +185,7 @@ class Island:
             self._exchange.stop()
             if is_done:
                 raise UnavailableError(
-                    f'the last round of the federation is not taken: {problem or "it is open"}\n'
+                    f'round {self.position.round} of the federation is not taken: {problem or "it is open"}\n'
                     'the state is saved; run the same command again, or see "Damaged objects" in docs/federation.md'
                 )
         with contextlib.suppress(OSError):  # others wait for it until their patience ends
@@ -244,20 +244,15 @@ class Island:
             is_patient = self._course is not None or (is_end and time.monotonic() - began < self._section.patience)
             problem = exchange.problem if exchange.is_out_of_reach and not is_patient else ''
             are_done, problem = decide('island', [exchange.is_done, problem], _are_done)
-            if are_done:
-                if self._is_late:
-                    self._report(f'the bucket of the federation is reached again at step {number}')
-                return True
-            if (self._is_late and not is_end) or asked():
-                return False
+            if are_done or (self._is_late and not is_end) or asked():
+                return are_done
             if problem:
-                if self._is_late:
-                    return False
+                if not self._is_late:
+                    self._report(
+                        f'WARNING: federation: round {self.position.round}: {problem}. Training continues with the own '
+                        'weights, and takes this round or a later one when it can'
+                    )
                 self._is_late = True
-                self._report(
-                    f'WARNING: federation: round {self.position.round}: {problem}. Training continues with the own '
-                    'weights, and takes this round or a later one when it can'
-                )
                 return False
 
     def _take(self, number: int, state: TrainState, counts: dict[str, Any]) -> TrainState:
@@ -266,13 +261,16 @@ class Island:
         assert exchange is not None
         assert sent is not None
         taken = exchange.result()
-        self._is_late, was_late = False, number > sent.step + self._section.delay
+        self._is_late, is_told = False, self._is_late
         if isinstance(taken, Newest):
             self._report(
                 f'WARNING: federation: round {self.position.round} {taken.why}: the island continues with the weights '
                 f'of round {taken.round}, and drops what it has learned since round {self.position.round - 1}'
             )
             return self._take_newest(taken, state, counts)
+        if is_told:
+            self._report(f'round {taken.round} of the federation is reached again at step {number}')
+        was_late = number > sent.step + self._section.delay
         fragment = self._fragments[(taken.round - 1) % len(self._fragments)]
         weights = self._mixed(taken, fragment, state.weights, number, was_late)
         self._finish_anchor()
