@@ -17,6 +17,13 @@ def test_options_that_seeds_cannot_pass_on_are_refused(tmp_path):
         train_seeds(str(write_run(tmp_path)), [], 2, ['--dry-run'])
 
 
+def test_seeds_are_no_islands_of_one_federation(tmp_path):
+    bucket = tmp_path / 'bucket'
+    with pytest.raises(UserError, match='set federation.bucket=null'):
+        train_seeds(str(write_run(tmp_path)), [f'federation.bucket={bucket}', f'run_dir={tmp_path}/run'], 2)
+    assert not bucket.exists()
+
+
 @pytest.mark.slow
 def test_each_seed_is_a_run_and_the_mean_is_of_them(tmp_path):
     config = write_run(

@@ -113,11 +113,17 @@ def check_launch(words: Sequence[str], config: RunConfig, place: pathlib.Path, s
     """Asks `pretrax launch` for a dry run, and passes its warnings on.
 
     Args:
-        words: after `pretrax launch`; none: nothing is checked.
+        words: after `pretrax launch`; none: there is no dry run.
+        config: of one of several runs.
 
     Raises:
-        UserError: an option does not exist, or the engine cannot train the run.
+        UserError: an option does not exist, the engine cannot train the run, or the runs would be islands.
     """
+    if config.federation.bucket is not None:
+        raise UserError(
+            f'federation.bucket is {config.federation.bucket}, in which all these runs would be islands of one model\n'
+            'set federation.bucket=null'
+        )
     if not words:
         return
     # Not in the file of that run, which a job that waits may read.
