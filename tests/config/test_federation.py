@@ -59,6 +59,13 @@ def test_a_run_directory_may_lie_in_the_bucket_but_not_around_it():
         federated('run_dir=gs://shared')
 
 
+def test_a_section_without_a_bucket_is_noted():
+    assert from_values(SMALLEST).notes == ()
+    assert from_values(SMALLEST, ['federation.islands=2']).notes == (
+        'federation has no bucket, so this run trains alone',
+    )
+
+
 @pytest.mark.parametrize(
     'override', ['optimizer={name: schedule_free, learning_rate: 0.1}', 'init_from={path: runs/a, step: true}']
 )

@@ -165,6 +165,16 @@ def test_who_is_left_out_takes_the_newest_weights_and_a_new_island_joins(tmp_pat
     assert [list(learned(tmp_path, number)) for number in (1, 2, 3)] == [['a'], ['b'], ['b']]
 
 
+def test_an_island_that_comes_after_the_end_has_the_final_weights(tmp_path):
+    a, b, c = (values_of(tmp_path, name, 3) for name in 'abc')
+    pretrain(config_from_values(b), progress=Stopped(2))
+    final = pretrain(config_from_values(a), progress=Quiet()).state
+    for values in (b, c):
+        pretrain(config_from_values(values), progress=Quiet())
+        weights = CheckpointWeights(Path(values['run_dir']) / 'checkpoints', 12)
+        np.testing.assert_array_equal(weights.read('table'), final.weights.table)
+
+
 def test_the_moving_average_of_an_island_that_joins_begins_at_the_newest_weights(tmp_path):
     schedule = {'name': 'piecewise', 'points': [[0, 1.0], [8, 0.0]]}  # no weight moves after round 2
     changes = {'optimizer': VALUES['optimizer'] | {'ema_decay': 0.999}, 'schedule': schedule}

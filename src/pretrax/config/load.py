@@ -28,7 +28,7 @@ from pretrax.config.packaged import find_packaged
 from pretrax.config.problems import Path as KeyPath
 from pretrax.config.problems import Problem, ProblemsError, from_validation, report, scalars, shown
 from pretrax.config.renamed import check_names, upgraded, upgraded_layer
-from pretrax.config.schema import RunConfig, Storage
+from pretrax.config.schema import Federation, RunConfig, Storage
 from pretrax.config.source import MISSING, Layer, Places, decoded, parse_overrides, read_file
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath, BucketPath, StorageSettings, locate, use_settings
@@ -203,6 +203,8 @@ def _checked(layers: list[Layer], name: str, recorded: bool = False, written_in:
     if warmup_note := _settle_warmup(values, origins):
         notes.append(warmup_note)
     config = _validated(values, origins, references, place)
+    if config.federation.bucket is None and config.federation != Federation():
+        notes.append('federation has no bucket, so this run trains alone')
     config._origins = origins
     config._references = references
     config._notes = tuple(notes)

@@ -45,7 +45,8 @@ def train(
     with open_session(config, allow_changes, verbose, progress) as session:
         loop, first, session.metrics.on_step = _Loop(session), int(session.start.state.step), on_step
         if first >= config.steps:
-            session.report(f'all {config.steps} steps are done; to train more, use a larger steps=')
+            more = 'use a larger steps=' if session.island is None else 'begin another federation with init_from'
+            session.report(f'all {config.steps} steps are done; to train more, {more}')
         else:
             progress.start(config.steps, first, session.run.tokens_before)
             loop.run_steps(compiled)

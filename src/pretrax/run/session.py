@@ -178,13 +178,17 @@ def _joined(run: Run, report: Report) -> contextlib.AbstractContextManager[tuple
 
 
 def _with_pending_round(session: Session) -> Session:
-    """The session after the round that its island was waiting for when it stopped."""
-    start, step = session.start, int(session.start.state.step)
-    if session.island is None or not session.island.is_due(step):
+    """The session after the round that its island was waiting for when it stopped.
+
+    If that was the last one, or the others have trained to the end meanwhile, the state is saved.
+    """
+    start, first = session.start, int(session.start.state.step)
+    is_over = start.step < first == session.run.steps
+    if session.island is None or not (is_over or session.island.is_due(first)):
         return session
     rollbacks = start.description.get('rollbacks', 0)
-    state, _ = session.federate(step, start.state, rollbacks)
+    state, _ = session.federate(first, start.state, rollbacks)
     session = dataclasses.replace(session, start=dataclasses.replace(start, state=state))
-    if step == session.run.steps:
+    if int(state.step) == session.run.steps:
         session.save_waiting(state, rollbacks)
     return session
