@@ -19,7 +19,7 @@ def test_options_that_seeds_cannot_pass_on_are_refused(tmp_path):
 
 def test_seeds_are_no_islands_of_one_federation(tmp_path):
     bucket = tmp_path / 'bucket'
-    with pytest.raises(UserError, match='set federation.bucket=null'):
+    with pytest.raises(UserError, match=r'set federation\.bucket=null'):
         train_seeds(str(write_run(tmp_path)), [f'federation.bucket={bucket}', f'run_dir={tmp_path}/run'], 2)
     assert not bucket.exists()
 
