@@ -234,7 +234,7 @@ class Federation:
             if island.program is not None:
                 island.program.kill()
 
-    def train(self, disturbed: bool) -> None:
+    def train(self, disturbed: bool, kills: int) -> None:
         """Trains to the end. Raises RuntimeError if an island fails, or if nothing happens for long."""
         for number, island in enumerate(self.islands.values()):
             if disturbed:
@@ -243,7 +243,7 @@ class Federation:
             wait(lambda number=number: len(self._shares()) > number, self)
         while not self.look():
             time.sleep(0.1)
-            if disturbed:
+            if self.kills.total() < kills:
                 self.disturb()
 
     def look(self) -> bool:
@@ -382,17 +382,18 @@ def wait(done: Callable[[], Any], federation: Federation) -> None:
 
 
 def trained(
-    name: str, directory: Path, cache: Path, seed: str, reference: dict[Any, str] | None
+    name: str, directory: Path, cache: Path, seed: str, reference: dict[Any, str] | None, kills: int = 0
 ) -> tuple[dict[Any, str], dict[str, Any]]:
     """Trains a federation. Returns what its islands learned, and a row of the table.
 
     Args:
-        reference: what they learn without kills; None: there are none.
+        reference: what they learn without kills; None: there are no kills and no faults.
+        kills: how many at most.
     """
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         federation = Federation(CASES[name], directory, cache, seed, stack)
-        federation.train(reference is not None)
+        federation.train(reference is not None, kills)
         found, problems = federation.checked(reference)
         row = {
             'case': name,
@@ -438,6 +439,7 @@ def table(result: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument('--kills', type=int, default=500, help='in all, with those in the rows')
+    parser.add_argument('--each', type=int, default=60, help='kills of a federation at most')
     parser.add_argument('--only', nargs='+', choices=CASES, default=list(CASES))
     parser.add_argument('--minutes', type=float, default=float('inf'), help='after which no further federation begins')
     parser.add_argument('--directory', type=Path, help='where the runs stay (default: a temporary directory)')
@@ -456,7 +458,7 @@ def main() -> int:
                 if row['problems']:
                     return 1
             seed = f'{name}-{counts[name]}'
-            rows.append(trained(name, directory / seed, directory, seed, references[name])[1])
+            rows.append(trained(name, directory / seed, directory, seed, references[name], asked.each)[1])
             with file.open('a') as lines:
                 lines.write(json.dumps(rows[-1]) + '\n')
     result = circumstances() | {'load': round(os.getloadavg()[2], 1), 'federations': rows}

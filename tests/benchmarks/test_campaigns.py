@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from benchmark_scripts import benchmark_script
 
 bit_flips, kills = benchmark_script('bit_flips'), benchmark_script('kills')
+federation_kills = benchmark_script('federation_kills')
 
 
 @pytest.fixture
@@ -91,3 +93,33 @@ def test_kills_are_divided_among_features_and_continue_after_an_interruption(run
     [table] = tmp_path.glob('*.md')
     assert '| dense | 13 | 13 | 27 | 0 | 1, 2 | 1.0 |' in table.read_text()
     assert 'Steps lost, and after how many kills: 0: 12, 1: 12, 2: 1.' in table.read_text()
+
+
+def test_federations_are_killed_in_turn_and_continue_after_an_interruption(run, monkeypatch, tmp_path):
+    done = []
+
+    def trained(name, directory, cache, seed, reference, kills=0):
+        if len(done) == 5:
+            done.append(None)
+            raise KeyboardInterrupt
+        done.append((name, seed, reference))
+        row = {'case': name, 'seed': seed, 'kills': {'moment': 10} if reference else {}, 'problems': []}
+        return {'learned': name}, row | {'rounds': 9, 'incomplete': 0, 'seconds': 20.0}
+
+    monkeypatch.setattr(federation_kills, 'trained', trained)
+    arguments = ['--only', 'gs-f32', 's3-bf16', '--kills', '35', '--out', str(tmp_path)]
+    with pytest.raises(KeyboardInterrupt):
+        run(federation_kills, *arguments)
+    assert run(federation_kills, *arguments) == 0
+    whole = [('gs-f32', 'gs-f32', None), ('s3-bf16', 's3-bf16', None)]
+    killed = [(name, f'{name}-{n}', {'learned': name}) for n in (0, 1) for name in ('gs-f32', 's3-bf16')]
+    assert done == [whole[0], killed[0], whole[1], killed[1], killed[2], None, whole[1], killed[3]]
+    [table] = tmp_path.glob('*.md')
+    assert '| all | 4 | 40 | 36 | 0 | 0 | 2.0 |' in table.read_text()
+
+
+@pytest.mark.nightly
+def test_islands_that_are_killed_learn_what_others_learn(tmp_path):
+    script = Path(federation_kills.__file__)
+    command = [sys.executable, script, '--only', 's3-bf16', '--kills', '4', '--each', '4', '--out', tmp_path]
+    assert subprocess.run(command, cwd=script.parent).returncode == 0
