@@ -4,7 +4,7 @@
     nice uv run python benchmarks/federation_kills.py --kills 40 --only s3-bf16
 
 Four islands train one model through a bucket on this machine, S3 or Cloud Storage: one on one device, one on two with
-`mesh.d`, one on two with `mesh.t` and a clock that is five hours ahead, and one of two processes under `pretrax launch
+`mesh.d`, one on two with `mesh.t` and a clock (of Python) five hours ahead, and one of two processes under `pretrax launch
 local` with larger batches and a clock that is seven hours behind. One request in ten fails: 503, cut answers and
 uploads, answers that are lost after the request was carried out. SIGKILL ends an island at a moment, while it starts,
 or at a request (the lease, what it has learned, the contribution, the closing, an anchor, its state, a removal), before
