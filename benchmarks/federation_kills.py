@@ -1,14 +1,17 @@
 """Kills islands of real federations at random moments, and checks every round that they closed.
 
-    nice uv run python benchmarks/federation_kills.py                 # 500 kills; continues after an interruption
-    nice uv run python benchmarks/federation_kills.py --kills 40 --only s3-bf16
+    nice -n 19 uv run python benchmarks/federation_kills.py                 # 500 kills; continues after an interruption
+    nice -n 19 uv run python benchmarks/federation_kills.py --kills 40 --only s3-bf16
+
+A kill costs about 4 seconds of a core. Do not change the source meanwhile: the islands import it.
 
 Four islands train one model through a bucket on this machine, S3 or Cloud Storage: one on one device, one on two with
-`mesh.d`, one on two with `mesh.t` and a clock (of Python) five hours ahead, and one of two processes under `pretrax launch
-local` with larger batches and a clock that is seven hours behind. One request in ten fails: 503, cut answers and
-uploads, answers that are lost after the request was carried out. SIGKILL ends an island at a moment, while it starts,
-or at a request (the lease, what it has learned, the contribution, the closing, an anchor, its state, a removal), before
-or after the bucket has carried it out; or two islands at once; or one process of two. Each is started again at once.
+`mesh.d`, one on two with `mesh.t` and a clock (that of Python) five hours ahead, and one of two processes under
+`pretrax launch local` with larger batches and a clock that is seven hours behind. One request in ten fails: 503, cut
+answers and uploads, answers that are lost after the request was carried out. SIGKILL ends an island at a moment, while
+it starts, or at a request (the lease, what it has learned, the contribution, the closing, an anchor, its state, a
+removal), before or after the bucket has carried it out; or two islands at once; or one process of two. Each is started
+again at once.
 
 What is checked: each round is closed once; no batch and no row of the data counts twice; the numbers in the bucket,
 computed again by `tests/recomputed_federation.py`, are those that every island began each round with; all islands end
