@@ -139,6 +139,19 @@ def read(place: ConditionalPath, pieces: Sequence[Piece], targets: HostWeights, 
     return _read(place, pieces, targets, author, np.copyto)
 
 
+def stored(place: ConditionalPath, piece: Piece) -> list[ConditionalPath]:
+    """The objects of a process, and then their index; [] if that is gone. Of a damaged index, only itself.
+
+    Raises OSError.
+    """
+    index = place / piece.object
+    try:
+        listing = _Listing.read(index)
+    except ObjectError:
+        return [index]
+    return [] if listing is None else [*(index.parent / str(i) for i in range(len(listing.objects))), index]
+
+
 def _read(place: ConditionalPath, pieces: Sequence[Piece], targets: HostWeights, author: str, use: _Use) -> int:
     """Uses the chunks that overlap the targets. Indices are read until all of these are found. Returns bytes."""
 

@@ -16,6 +16,7 @@ from pretrax.federation.objects import (
     Contribution,
     Member,
     ObjectError,
+    Piece,
     State,
     Table,
     Taken,
@@ -72,6 +73,9 @@ class Rounds:
     Args:
         patience: seconds that a round waits for islands after its first contribution was seen here.
         wait_for: contributions that round 1 needs before its patience begins.
+
+    Attributes:
+        unused: numbers of this process that do not count, because an earlier one had contributed.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class Rounds:
         self._closings: dict[int, Closing] = {}
         self._open: dict[int, _Open] = {}
         self._said: set[str] = set()
+        self.unused: list[list[Piece]] = []
 
     def announce(self, number: int, state: str, took: Taken | None = None) -> None:
         """Says that this island trains for a round next, or that it has 'stopped' or 'finished'. Raises OSError.
@@ -114,6 +119,8 @@ class Rounds:
         except ObjectError as error:
             self._say(f'WARNING: island {self._name} cannot contribute to round {contribution.round}: {error}')
             return False
+        if other is not None and other.attempt != contribution.attempt:
+            self.unused.append([piece for pieces in contribution.pieces.values() for piece in pieces])
         return other is not None and other.learned() == contribution.learned()
 
     def closing(self, number: int) -> Closing | None:

@@ -104,3 +104,12 @@ def shared(path: AnyPath) -> ConditionalPath:
 def locate_shared(text: str) -> ConditionalPath:
     """The path of a text, as `locate`, whose files are written under conditions. Raises UserError as it does."""
     return shared(locate(text))
+
+
+def delete(path: ConditionalPath) -> None:
+    """Deletes a file, if there is one, and the directories above it that are empty now. Raises OSError."""
+    path.unlink(missing_ok=True)
+    if isinstance(path, SharedPath):
+        with contextlib.suppress(OSError):  # the first directory with other files
+            for directory in path.parents:
+                directory.rmdir()
