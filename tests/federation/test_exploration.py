@@ -23,11 +23,17 @@ import numpy as np
 import pytest
 import xxhash
 
-from pretrax.federation.objects import ISLANDS, Contribution, Piece, Stored, Table
+from pretrax.federation import cleaning
+from pretrax.federation.cleaning import Cleaner
+from pretrax.federation.differences import _Listing, stored
+from pretrax.federation.link import Anchor
+from pretrax.federation.objects import ISLANDS, Contribution, Piece, Stored, Table, anchor_path
 from pretrax.federation.registry import Membership, registered
 from pretrax.federation.rounds import Due, Rounds, Waiting
 from pretrax.storage.bucket_path import Versioned
 
+INDEX = _Listing(encoding='f32', arrays={}, objects=[]).content()  # of numbers
+GRAPH = {'faults', 'crashes', 'mortal', 'changes_numbers'}  # arguments
 FAILED = object()  # the answer to a request that raises OSError
 DONE, DEAD = 'done', 'dead'
 
@@ -81,6 +87,9 @@ class Path:
     def write_bytes(self, content):
         self.ask('write', self.key, content)
 
+    def unlink(self, missing_ok):
+        self.ask('delete', self.key)
+
 
 def carry_out(store, kind, key, content=None, expected=None):
     """The store and the answer after a request. A store is a frozenset of (key, content)."""
@@ -91,7 +100,10 @@ def carry_out(store, kind, key, content=None, expected=None):
         return store, old == content
     if kind == 'swap' and (old or b'missing') != expected:
         return store, None
-    assert kind == 'create' or not key.startswith('rounds/'), f'{key} may never change'
+    if kind == 'delete':
+        assert is_numbers(key), f'{key} is needed for ever'
+        return store - {(key, old)}, True
+    assert kind == 'create' or is_numbers(key) or not key.startswith('rounds/'), f'{key} may never change'
     if old is not None and key == 'federation.json':
         shares = json.loads(content)['islands']
         assert json.loads(old)['islands'].items() < shares.items(), 'a share was lost'
@@ -100,9 +112,17 @@ def carry_out(store, kind, key, content=None, expected=None):
 
 
 @functools.cache
+def is_numbers(key):
+    """Whether an object has numbers, which may be deleted, or names those of an anchor."""
+    return key.count('/') > 2 or (key.startswith('anchors/') and not key.startswith('anchors/0/'))
+
+
+@functools.cache
 def author_of(key):
     """The only island that writes an object, '' if any may; and the last round for which it does."""
     first, *rest = key.split('/')
+    if first == 'anchors':
+        return '', 1000
     if first == 'rounds':
         return rest[1].removesuffix('.json').replace('closed', ''), int(rest[0])
     return rest[0] if rest else '', 1000
@@ -129,6 +149,7 @@ class Island(NamedTuple):
     clock: seconds; the patience is one second.
     saved: the states that it can start from.
     bad: the round for which its numbers are not finite.
+    is_closer: it has closed the round that it took last.
     """
 
     name: str
@@ -145,6 +166,7 @@ class Island(NamedTuple):
     clock: int = 0
     saved: tuple = ()
     bad: int = 0
+    is_closer: bool = False
 
 
 class World:
@@ -154,10 +176,13 @@ class World:
         steps: of each island; it contributes after each step.
         skipping: islands that skip every other batch, as after a rollback.
         wait_for: contributions that the first round needs.
+        keep: rounds between anchors; 0: there are no anchors, and nobody writes, reads or deletes numbers.
+        damaged: an anchor that nobody can read.
     """
 
-    def __init__(self, names, steps, skipping='', wait_for=1):
-        self.skipping, self.wait_for = skipping, wait_for
+    def __init__(self, names, steps=1, skipping='', wait_for=1, keep=0, damaged=-1):
+        self.skipping, self.wait_for, self.keep, self.damaged = skipping, wait_for, keep, damaged
+        self.anchors = {}  # {digest of weights: the members of the rounds in them}
         self.steps, self.terms = steps, {ISLANDS: len(set(names))}
         self.table = Table(
             founder=names[0], terms=self.terms, islands={name: i for i, name in enumerate(sorted(set(names)))}
@@ -180,21 +205,39 @@ class World:
 
     def enter(self, island, place, rounds):
         """Takes the newest round, and drops what the island has learned since its last contribution."""
-        newest, anchor, step = rounds.newest(), [], 0
-        for number in range(1, newest + 1):
+        newest, anchor = rounds.newest(), ()
+        if self.keep:
+            known = island.round - 1
+            anchor = island.anchor if known > 0 else () if known == 0 else None
+            for number in range(newest - newest % self.keep, known, -self.keep):
+                found = Anchor.read(anchor_path(place, number) / 'anchor.json')
+                if found is not None and number != self.damaged and stored(place, found.weights[0]):
+                    anchor = self.anchors[found.weights[0].xxh3]
+                    break
+            if anchor is None:
+                return island
+        for number in range(len(anchor) + 1, newest + 1):
             closing = rounds.closing(number)
-            anchor.append(self.members(rounds, closing))
-            step = closing.step
+            if self.keep and not self.are_stored(place, rounds.members(closing)):
+                break
+            anchor = (*anchor, self.members(rounds, closing))
+        if self.keep and len(anchor) == island.round - 1:
+            return island
+        step = rounds.closing(len(anchor)).step if anchor else 0
         batch = max(island.batch, step, rounds.contributed(newest))
         return self.took(
             island,
-            round=newest + 1,
+            round=len(anchor) + 1,
             step=max(island.step, step),
             batch=batch,
             first=batch,
-            anchor=tuple(anchor),
+            anchor=anchor,
             own=(),
         )
+
+    def are_stored(self, place, members):
+        """Whether the numbers of all members are there."""
+        return all(stored(place, piece) for one in members.values() for piece in one.pieces['0'])
 
     def announce(self, island, place, rounds):
         with contextlib.suppress(OSError):
@@ -208,13 +251,40 @@ class World:
         if not island.own:
             return island._replace(phase='finish')
         sent = Sent(island.step, island.first, island.batch, island.bad == island.round)
-        island = island._replace(phase='contribute', sent=sent)
+        island = island._replace(phase='send' if self.keep else 'contribute', sent=sent)
         return island._replace(saved=(island.saved[0], island._replace(saved=())))
 
     def took(self, island, **changes):
         """The island after it has taken a round. It is saved."""
-        island = island._replace(phase='begin', sent=None, is_late=False, clock=0, saved=(), **changes)
-        return island._replace(phase='announce', saved=(island,))
+        closer = {'is_closer': changes.pop('is_closer', False)}
+        island = island._replace(phase='begin', sent=None, is_late=False, clock=0, saved=(), is_closer=False, **changes)
+        return island._replace(phase='write_anchor' if self.keep else 'announce', saved=(island,), **closer)
+
+    def write_anchor(self, island, place, rounds):
+        number = len(island.anchor)
+        if island.is_closer and number % self.keep == 0:
+            path = anchor_path(place, number) / 'anchor.json'
+            if Anchor.read(path) is None:
+                prefix = f'anchors/{number}/{island.name}/weights'
+                (place / f'{prefix}/0/index.json').write_bytes(INDEX)
+                path.create(self.anchor(prefix, island))
+        return island._replace(phase='clean')
+
+    def anchor(self, prefix, island):
+        digest = xxhash.xxh3_128_hexdigest(repr(island.anchor).encode())
+        self.anchors[digest] = island.anchor
+        piece = Piece(object=f'{prefix}/0/index.json', size=1, xxh3=digest)
+        return Anchor(round=len(island.anchor), by=island.name, weights=[piece], momentum=[]).content()
+
+    def clean(self, island, place, rounds):
+        cleaner = Cleaner(place, island.name, rounds, self.keep, lambda text: None)
+        with contextlib.suppress(OSError):
+            cleaner.clean(len(island.anchor), island.is_closer)
+        return island._replace(phase='announce', is_closer=False)
+
+    def send(self, island, place, rounds):
+        (place / self.contribution(island).pieces['0'][0].object).write_bytes(INDEX)
+        return island._replace(phase='contribute')
 
     def train(self, island):
         skipped = 1 if island.name in self.skipping else 0
@@ -230,13 +300,19 @@ class World:
         if isinstance(found, Waiting):
             return island
         if isinstance(found, Due):
-            bad = {name: 'not finite' for name, one in found.contributions.items() if self.numbers(one)[1]}
+            bad = {
+                name: 'not finite or missing'
+                for name, one in found.contributions.items()
+                if self.numbers(one)[1] or (self.keep and not self.are_stored(place, {name: one}))
+            }
             found = rounds.close(found, bad)
-        if not found.lists(self.contribution(island)):
+        is_readable = not self.keep or self.are_stored(place, rounds.members(found))
+        if not found.lists(self.contribution(island)) or not is_readable:
             return self.enter(island, place, rounds)
         own = tuple(batch for batch in island.own if batch >= island.sent.last)
         anchor = (*island.anchor, self.members(rounds, found))
-        return self.took(island, round=island.round + 1, first=island.sent.last, anchor=anchor, own=own)
+        facts = {'anchor': anchor, 'own': own, 'is_closer': found.by == island.name}
+        return self.took(island, round=island.round + 1, first=island.sent.last, **facts)
 
     def finish(self, island, place, rounds):
         with contextlib.suppress(OSError):
@@ -250,7 +326,7 @@ class World:
         name, lineage, number, sent, anchor = numbers
         digest = xxhash.xxh3_128_hexdigest(repr(numbers).encode())
         self.facts[digest] = lineage, sent.bad
-        key = f'rounds/{number}/{name}/{lineage}/0'
+        key = f'rounds/{number}/{name}/{lineage}/0/index.json'
         return Contribution(
             round=number, name=name, attempt=str(lineage), base=number - 1, step=sent.step,
             first_batch=sent.first, last_batch=sent.last, tokens=max(1, sent.last - sent.first), encoding='f32',
@@ -431,11 +507,15 @@ class Graph:
         if request is None or request[0] not in ('read', 'create'):
             return False
         key, is_there = request[1], request[1] in self.keys(store)
-        if is_there and (key.startswith('rounds/') or (key == 'federation.json' and self.is_complete(store))):
+        if is_there and key.startswith('rounds/') and not is_numbers(key):
+            return True
+        if is_there and key == 'federation.json' and self.is_complete(store):
             return True
         if request[0] == 'create':
             return False
         author, number = author_of(key)
+        if is_numbers(key) and is_there:
+            number = -1  # it may be deleted in any round
         others = (self.world.processes[other].island for j, other in enumerate(processes) if j != i)
         return not any(
             other.phase not in (DONE, DEAD) and author in ('', other.name) and (crashes > 0 or other.round <= number)
@@ -534,6 +614,7 @@ class Graph:
 @pytest.fixture(autouse=True)
 def computed_once(monkeypatch):
     """Contents that are equal are parsed once, and what a contribution has learned is digested once."""
+    monkeypatch.setattr(cleaning, 'in_parallel', lambda calls: [call(*arguments) for call, *arguments in calls])
     parse_anew, learned_anew = Stored.parse.__func__, Contribution.learned
     parse = functools.cache(lambda cls, content, key: parse_anew(cls, content, key))
     learned = {}  # by the number of the object, which is kept
@@ -547,8 +628,8 @@ def computed_once(monkeypatch):
     monkeypatch.setattr(Contribution, 'learned', learned_by)
 
 
-def explored(names, steps=1, skipping='', wait_for=1, bad=None, founded=True, foreign=None, **options):
-    """The states of islands, and how often they need patience.
+def explored(names, bad=None, founded=True, foreign=None, **options):
+    """The states of islands, and how often they need patience. Further arguments are those of `World` and `Graph`.
 
     Args:
         names: of the processes; two with one name are an island whose first process was only suspended.
@@ -556,10 +637,14 @@ def explored(names, steps=1, skipping='', wait_for=1, bad=None, founded=True, fo
         founded: the islands have their shares.
         foreign: {key: content} of objects that no island has written.
     """
-    world = World(names, steps, skipping, wait_for)
+    of_graph = {key: options.pop(key) for key in GRAPH & options.keys()}
+    world = World(names, **options)
     store = {('federation.json', world.table.content())} if founded else set()
+    if world.keep:
+        anchor = world.anchor('anchors/0/a', Island('a'))
+        store |= {('anchors/0/anchor.json', anchor), ('anchors/0/a/0/index.json', INDEX)}
     islands = [Island(name, bad=1 if name == bad else 0, lineage=names[:i].count(name)) for i, name in enumerate(names)]
-    graph = Graph(world, islands, store | set((foreign or {}).items()), **options).explore()
+    graph = Graph(world, islands, store | set((foreign or {}).items()), **of_graph).explore()
     least = collections.Counter(graph.patience())
     assert least[-1] == 0, f'from {least[-1]} of {len(graph.states)} states, not all islands end'
     return graph, least
@@ -589,6 +674,11 @@ FOREIGN = {'rounds/1/b.json': b'x', 'islands/a/state.json': b'y', 'rounds/1/d.js
         (TWO | {'steps': 2, 'faults': 1, 'wait_for': 2}, 10_000),
         ({'names': 'aab'}, 10_000),
         ({'names': 'a', 'steps': 3, 'faults': 2, 'crashes': 1, 'changes_numbers': True}, 1_000),
+        ({'names': 'a', 'steps': 4, 'keep': 1, 'crashes': 2}, 5_000),
+        (TWO | {'steps': 2, 'keep': 1}, 20_000),
+        slow(TWO | {'steps': 3, 'keep': 1}, 300_000),
+        slow(TWO | {'steps': 2, 'keep': 1, 'faults': 1}, 200_000),
+        slow(TWO | {'steps': 2, 'keep': 1, 'crashes': 1, 'mortal': 'b', 'damaged': 2}, 300_000),
         slow(THREE | {'crashes': 1, 'mortal': 'b'}, 400_000),
         slow(THREE | {'crashes': 1, 'mortal': 'b', 'wait_for': 2}, 200_000),
         slow(THREE | {'bad': 'a', 'crashes': 1, 'mortal': 'c'}, 400_000),
@@ -602,6 +692,9 @@ def test_islands_agree_on_rounds_and_all_of_them_end(options, states):
     assert max(patience) <= options.get('crashes', 0), 'an island that lives costs patience'
     chains = [graph.chain(store) for store in graph.stores]
     assert all(len(chain[0]) >= options.get('wait_for', 0) for chain in chains if chain)
+    if options.get('keep'):
+        keys = [[key for key, _ in store] for store in graph.stores]
+        assert any('rounds/1/a.json' in one and not any(key.startswith('rounds/1/a/') for key in one) for one in keys)
     rounds = max(map(len, chains))
     assert rounds >= options.get('steps', 1)
 
