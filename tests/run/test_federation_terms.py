@@ -42,7 +42,7 @@ def test_islands_may_lie_on_other_hardware_and_disks(values, terms, tmp_path):
     other = [
         'name=other', f'run_dir={tmp_path}/other', f'data.text={copy}', 'batch.micro=1', 'batch.tokens=256',
         'mesh={r: 1, d: 4, t: 2}', 'model.save=none', 'precision.compute=bf16', 'compiler.options={}', 'eval.batches=1',
-        'federation.bucket=elsewhere', 'federation.name=south', 'federation.patience=5.0', 'federation.keep=2',
+        'federation.bucket=elsewhere', 'federation.name=south', 'federation.patience=5.0',
         'federation.mixing=0.5', 'faults.replay.every=5', 'checkpoint.every=7', 'processes.count=1',
     ]  # fmt: skip
     assert differences(terms, terms_of(values, *other)) == set()
@@ -52,6 +52,7 @@ def test_islands_may_lie_on_other_hardware_and_disks(values, terms, tmp_path):
     'override',
     [
         'seed=7',
+        'federation.keep=2',
         'steps=60',
         'batch.sequence_length=8',
         'optimizer.learning_rate=0.5',

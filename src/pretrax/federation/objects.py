@@ -52,7 +52,7 @@ def checked_name(name: str) -> str:
         expected = f'up to {LONGEST_NAME} letters, digits, ., _ and -'
         raise ValueError(f'{name[:LONGEST_NAME]!r} cannot name an island: expected {expected}')
     if name.casefold() == 'closed' or name.casefold().endswith('.json'):
-        raise ValueError(f'{name!r} cannot name an island: objects of a round have such names')
+        raise ValueError(f'{name!r} cannot name an island: other objects of a round have such names')
     return name
 
 

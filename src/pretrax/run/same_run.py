@@ -84,7 +84,8 @@ def federation_terms(run: 'Run') -> dict[str, bool | int | float | str | None]:
     config, arch = run.config, run.recipe.model.arch
     leaves = config_leaves(config.model_dump(mode='json'))
     terms = {key: value for key, value in leaves if not (may_change_on_resume(key) or _OF_ISLAND.fullmatch(key))}
-    terms |= {'steps': config.steps, 'federation.mixing': config.federation.kept_share, 'model.name': config.model.name}
+    terms |= {'steps': config.steps, 'model.name': config.model.name}
+    terms |= {'federation.mixing': config.federation.kept_share, 'federation.keep': config.federation.keep}
     terms |= {f'model.{key}': arch.option(key) for key in KEYS} if arch else _options('model', config)
     shapes = [(jax.tree_util.keystr(path), leaf.shape) for path, leaf in jax.tree.leaves_with_path(run.like.weights)]
     terms['shapes of the weights'] = hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
