@@ -7,7 +7,7 @@ import pytest
 from host_parts import held, random_weights
 from pretrax.federation import cleaning, differences
 from pretrax.federation.cleaning import Cleaner
-from pretrax.federation.link import Anchor
+from pretrax.federation.anchors import Anchor
 from pretrax.federation.objects import ISLANDS, Contribution, anchor_path
 from pretrax.federation.registry import join
 from pretrax.federation.rounds import Rounds

@@ -26,7 +26,7 @@ import xxhash
 from pretrax.federation import cleaning
 from pretrax.federation.cleaning import Cleaner
 from pretrax.federation.differences import _Listing, stored
-from pretrax.federation.link import Anchor
+from pretrax.federation.anchors import Anchor
 from pretrax.federation.objects import ISLANDS, Contribution, Piece, Stored, Table, anchor_path
 from pretrax.federation.registry import Membership, registered
 from pretrax.federation.rounds import Due, Rounds, Waiting

@@ -116,7 +116,27 @@ def newest(
     Raises:
         DamagedPiecesError: no later round can be read. The message names an object.
     """
-    last = link.from_process_0(lambda: link.rounds.newest(max(0, known)))
+    last = -1
+    while True:
+        before, last = last, link.from_process_0(lambda: link.rounds.newest(max(0, known)))
+        try:
+            return _at_most(link, fragments, steps, known, state, only_anchors, last)
+        except DamagedPiecesError:
+            if before == last:
+                raise
+        # Another island may have deleted what was read, since there is a newer anchor.
+
+
+def _at_most(
+    link: Link,
+    fragments: Sequence[Fragment],
+    steps: int,
+    known: int,
+    state: IslandState,
+    only_anchors: bool,
+    last: int,
+) -> Newest:
+    """As `newest`, of a round up to the last one that is closed."""
     weights, momentum, base = state.anchor, state.momentum, known
     problem = f'there is no anchor after round {known}'
     for number in range(last - last % link.section.keep, known, -link.section.keep):

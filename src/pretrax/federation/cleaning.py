@@ -14,9 +14,9 @@ import threading
 from collections.abc import Iterator
 
 from pretrax.errors import Report, first_line
+from pretrax.federation.anchors import Anchor
 from pretrax.federation.differences import stored
 from pretrax.federation.host_weights import in_parallel
-from pretrax.federation.link import Anchor
 from pretrax.federation.objects import ObjectError, Piece, anchor_path, read_contribution
 from pretrax.federation.rounds import Rounds
 from pretrax.storage.shared_path import ConditionalPath, delete

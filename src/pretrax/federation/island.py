@@ -21,6 +21,7 @@ from pretrax.config.schema import Federation
 from pretrax.errors import Report, UnavailableError, UserError, first_line
 from pretrax.federation import anchors
 from pretrax.federation.anchors import Newest
+from pretrax.federation.cleaning import Cleaner
 from pretrax.federation.course import Course
 from pretrax.federation.differences import DamagedPiecesError
 from pretrax.federation.encoding import keeps_residual
@@ -74,6 +75,9 @@ class Island:
         self._averaged_at = -1  # the step at which all weights are the average
         self._writer: Link | None = None  # of an anchor, in the background
         self._writing = threading.Thread()
+        self._cleaner: Cleaner | None = None
+        if author.rounds is not None and author.rounds.may_delete:
+            self._cleaner = Cleaner(place, author.name, author.rounds, section.keep, report)
 
     # The state
 
@@ -191,6 +195,8 @@ class Island:
         with contextlib.suppress(OSError):  # others wait for it until their patience ends
             self._say('finished' if is_done else 'stopped')
         self._finish_anchor(self._section.patience)
+        if self._cleaner is not None:
+            self._cleaner.finish()
 
     def _finish_anchor(self, seconds: float | None = None) -> None:
         """Waits until the anchor is written, before the state changes. `seconds`: after which it is given up."""
@@ -357,6 +363,8 @@ class Island:
         if taken.metrics:
             self.metrics.append({'step': step} | {f'round/{key}': value for key, value in taken.metrics.items()})
         self._announce(self._link('federation'), step)
+        if self._cleaner is not None:
+            self._cleaner.start(taken.round, isinstance(taken, Average) and taken.is_closer)
 
     def _write_anchor(self, number: int) -> None:
         """Writes the weights after a round, for islands that come later; in the background."""

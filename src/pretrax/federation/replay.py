@@ -65,6 +65,8 @@ class ReplayedRounds(Rounds):
         super().__init__(membership, math.inf, report)
         self._course, self._entered = course, 0
 
+    may_delete = False  # an island takes the rounds that it took, however far the others are
+
     def poll(self, number: int) -> Closing | Waiting | Due:
         """The closing of a round, or who is missing. Raises OSError."""
         if (closing := self.closing(number)) is not None:

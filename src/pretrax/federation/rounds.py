@@ -76,7 +76,10 @@ class Rounds:
 
     Attributes:
         unused: numbers of this process that do not count, because an earlier one had contributed.
+        may_delete: whether islands need no numbers of old rounds, since they take newer ones instead.
     """
+
+    may_delete = True
 
     def __init__(
         self,
