@@ -4,10 +4,15 @@ import contextlib
 
 import pytest
 
-from host_parts import held, random_weights
-from pretrax.federation import cleaning, differences
-from pretrax.federation.cleaning import Cleaner
+from host_parts import LAYERS, SHAPES, held, random_weights
+from pretrax.config.schema import Federation
+from pretrax.federation import anchors, cleaning, differences
 from pretrax.federation.anchors import Anchor
+from pretrax.federation.cleaning import Cleaner
+from pretrax.federation.fragments import fragments
+from pretrax.federation.host_weights import zeros_like
+from pretrax.federation.island_state import IslandState
+from pretrax.federation.link import Author, Link
 from pretrax.federation.objects import ISLANDS, Contribution, anchor_path
 from pretrax.federation.registry import join
 from pretrax.federation.rounds import Rounds
@@ -197,3 +202,24 @@ def test_a_failure_is_reported_once_and_ends_nothing(tmp_path, start, monkeypatc
     assert 'old differences are not deleted: [Errno 13] Permission denied' in islands.said[0]
     islands.clean(2 * KEEP, closer)
     assert islands.left()['a'] == set(range(KEEP + 1, 2 * KEEP + 1))
+
+
+def test_an_island_that_comes_in_while_its_anchor_is_deleted_begins_at_a_newer_one(tmp_path, start, monkeypatch):
+    islands = start(SharedPath(tmp_path))
+    for number in range(1, 2 * KEEP):
+        islands.take(number)
+    author = Author('a', 'x', False, None, islands.rounds['a'])
+    link = Link(islands.place, Federation(keep=KEEP), 'test', author, pytest.fail)
+    state = IslandState(zeros_like(islands.weights), zeros_like(islands.weights))
+    parts = fragments(SHAPES, 1, LAYERS)
+
+    def read_later(*arguments):
+        monkeypatch.setattr(differences, 'read', original)
+        for number in range(2 * KEEP, 4 * KEEP + 1):
+            islands.clean(number, islands.take(number))
+        assert not anchor_path(islands.place, KEEP).exists()
+        return original(*arguments)
+
+    original = differences.read
+    monkeypatch.setattr(differences, 'read', read_later)
+    assert anchors.newest(link, parts, 100, -1, state).round == 4 * KEEP

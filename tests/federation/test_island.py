@@ -87,6 +87,50 @@ def test_an_island_that_stops_anywhere_goes_on_as_if_it_had_not(tmp_path, sectio
     assert losses_of(stopped) == losses_of(whole)
 
 
+def test_an_island_whose_checkpoint_is_older_than_the_anchors_goes_on_with_newer_weights(tmp_path):
+    values = values_of(tmp_path, every=1, keep=1) | {'log': VALUES['log'] | {'every': 1}}
+    pretrain(config_from_values(values), progress=Stopped(9))
+    for path in (tmp_path / 'a' / 'checkpoints').iterdir():
+        if path.name.isdecimal() and int(path.name) > 3:
+            shutil.rmtree(path)
+    progress = Quiet()
+    result = pretrain(config_from_values(values), progress=progress)
+    assert (int(result.state.step), int(result.state.batch)) == (12, 12)
+    assert any('round 4 cannot be read' in text and 'is missing' in text for text in progress.said)
+    assert any('weights of round 9' in text for text in progress.said)
+    assert [learned(tmp_path, number)['a'][1] for number in range(1, 13)] == [64] * 12
+
+
+@pytest.mark.slow
+def test_a_bucket_has_few_numbers_after_many_rounds(tmp_path, s3, start):
+    """A process that is killed leaves what it was just writing."""
+    values = [
+        values_of(tmp_path, name, 2, every=1, keep=5, wait_for=2, patience=20.0)
+        | {'steps': 50, 'eval': {'every': 0}, 'checkpoint': {'every': 10}}
+        for name in 'ab'
+    ]
+    for each in values:
+        each['federation'] |= {'bucket': f'{s3.url}/federation'}
+    first, second = start(values[0]), start(values[1])
+    wait_for(lambda: (tmp_path / 'b' / 'metrics.jsonl').exists() and len(lines_of(values[1])) > 20)
+    second.kill()
+    second.wait()
+    killed = json.loads(s3.content('federation/islands/b/lock'))['token']
+    assert start(values[1]).wait() == first.wait() == 0
+    keys = [key.split('/')[1:] for key in s3.keys('federation/')]
+    closed = {int(key[1]) for key in keys if key[0] == 'rounds' and key[2] == 'closed.json'}
+    assert closed == set(range(1, max(closed) + 1))
+    assert max(closed) >= 50
+    assert {int(key[1]) for key in keys if key[0] == 'rounds' and key[2] == 'a.json'} == closed
+    last, at_kill = max(closed), {int(key[1]) for key in keys if key[3:4] == [killed]}
+    numbers = {int(key[1]) for key in keys if key[0] == 'rounds' and len(key) > 3} - at_kill
+    assert numbers <= set(range(last - last % 5 - 9, last + 1))
+    assert len(at_kill) <= 1
+    found = {int(key[1]) for key in keys if key[0] == 'anchors' and key[2] != killed}
+    assert found <= {0, *range(last - last % 5 - 10, last + 1, 5)}
+    assert not [path for method, path in s3.requests if method == 'GET' and 'list-type' in path]
+
+
 def test_an_island_does_not_wait_for_ever_for_a_founder_that_has_gone(tmp_path):
     founder = values_of(tmp_path, islands=2) | {'steps': 4}
     pretrain(config_from_values(founder), progress=Quiet())

@@ -120,11 +120,13 @@ def newest(
     while True:
         before, last = last, link.from_process_0(lambda: link.rounds.newest(max(0, known)))
         try:
-            return _at_most(link, fragments, steps, known, state, only_anchors, last)
+            found = _at_most(link, fragments, steps, known, state, only_anchors, last)
         except DamagedPiecesError:
             if before == last:
                 raise
-        # Another island may have deleted what was read, since there is a newer anchor.
+            continue  # another island may have deleted what was read, since there is a newer anchor
+        if found.round == last or before == last:
+            return found
 
 
 def _at_most(
