@@ -208,7 +208,7 @@ def test_an_island_that_comes_in_while_its_anchor_is_deleted_begins_at_a_newer_o
     islands = start(SharedPath(tmp_path))
     for number in range(1, 2 * KEEP):
         islands.take(number)
-    author = Author('a', 'x', False, None, islands.rounds['a'])
+    author = Author('a', 'x', False, '', None, islands.rounds['a'])
     link = Link(islands.place, Federation(keep=KEEP), 'test', author, pytest.fail)
     state = IslandState(zeros_like(islands.weights), zeros_like(islands.weights))
     parts = fragments(SHAPES, 1, LAYERS)

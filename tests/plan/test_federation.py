@@ -115,6 +115,7 @@ def test_the_lines_say_what_is_sent_and_hidden():
     assert 'takes 6 s; efficiency 7.7% if no step hides it' in text
     assert '4,000 tokens of all islands' in text
     assert 'every 10 rounds, one island also writes 8 MB' in text
+    assert 'the bucket has up to 108 MB: the differences of 20 rounds' in text  # 4 * 20 * 1 MB and 4 + 3 * 8 MB
 
 
 def test_every_key_changes_the_prediction_or_only_what_it_leaves_out():

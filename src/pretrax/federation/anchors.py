@@ -120,7 +120,7 @@ def newest(
     while True:
         before, last = last, link.from_process_0(lambda: link.rounds.newest(max(0, known)))
         try:
-            found = _at_most(link, fragments, steps, known, state, only_anchors, last)
+            found = _at_most(link, fragments, steps, known, state, only_anchors=only_anchors, last=last)
         except DamagedPiecesError:
             if before == last:
                 raise

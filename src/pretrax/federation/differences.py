@@ -140,7 +140,7 @@ def read(place: ConditionalPath, pieces: Sequence[Piece], targets: HostWeights, 
 
 
 def stored(place: ConditionalPath, piece: Piece) -> list[ConditionalPath]:
-    """The objects of a process, and then their index; [] if that is gone. Of a damaged index, only itself.
+    """The objects of a process, and then their index; [] if that is gone. A damaged index names no objects.
 
     Raises OSError.
     """

@@ -54,6 +54,14 @@ class Rounds:
         return (self.up + self.down) / self.bandwidth
 
     @property
+    def stored(self) -> int:
+        """Most bytes of numbers in the bucket: differences since the second newest anchor, and anchors.
+
+        Besides the weights of round 0, there are two anchors, and one is being written.
+        """
+        return self.section.islands * 2 * self.section.keep * self.up + (4 + 3 * 8) * self.numbers
+
+    @property
     def exposed(self) -> float:
         """Seconds of a round in which an island does not train."""
         return max(0.0, self.seconds - self.section.delay * self.step)
@@ -78,6 +86,10 @@ class Rounds:
             f'{section.encoding}: {size(self.up)} up, {size(self.down)} down'
         )
         yield f'    every {section.keep} rounds, one island also writes {size(8 * self.numbers)}: weights and momentum'
+        yield (
+            f'    the bucket has up to {size(self.stored)}: the differences of {2 * section.keep} rounds, the first '
+            'weights, and three times weights and momentum'
+        )
         yield (
             f'    a round takes {duration(self.seconds)}; federation.delay={section.delay} hides '
             f'{duration(self.seconds - self.exposed)} of them; efficiency {self.efficiency:.1%}'
