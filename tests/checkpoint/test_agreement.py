@@ -81,7 +81,7 @@ def saved_by_process_0(n, directory, monkeypatch):
         assert key.endswith('/complete')
         for index in range(1, n):
             with processes.turn(index):
-                assert broadcast('save', '') == ''
+                assert from_process_0('save', arrive) == ''
                 gather('save', json.dumps(['', {f'state/table/{index}': {'size': 1, 'xxh3': '0' * 32}}]))
 
     processes.coordinator.wait = arrive

@@ -6,14 +6,13 @@ current mesh, whatever mesh wrote it. The order of all changes is explored by te
 
 import concurrent.futures
 import contextlib
-import json
 import secrets
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from pretrax.checkpoint.agreement import broadcast, first_problem, gather
+from pretrax.checkpoint.agreement import broadcast, decide, first_problem, from_process_0
 from pretrax.checkpoint.bucket import Bucket
 from pretrax.checkpoint.directory import Directory
 from pretrax.checkpoint.files import File
@@ -169,10 +168,8 @@ class Checkpoints(contextlib.AbstractContextManager['Checkpoints']):
         Args:
             found: what this process has written.
         """
-        gathered = gather('save', json.dumps([problem, {name: file.model_dump() for name, file in found.items()}]))
 
-        def publish() -> str:
-            parts = [json.loads(text) for text in gathered]
+        def publish(parts: list[tuple[str, dict[str, Any]]]) -> str:
             if failure := first_problem([problem for problem, _ in parts]):
                 return failure
             files = {name: File(**values) for _, wrote in parts for name, values in wrote.items()}
@@ -180,7 +177,8 @@ class Checkpoints(contextlib.AbstractContextManager['Checkpoints']):
             self._place.publish(step, description, arrays, files)
             return ''
 
-        return _in_first_process('save', publish)
+        own = [problem, {name: file.model_dump() for name, file in found.items()}]
+        return decide('save', own, lambda parts: _problem_of(lambda: publish(parts)))
 
     def _failed(self, step: int, problem: str) -> SaveError:
         if jax.process_index() == 0:
@@ -202,13 +200,15 @@ class Checkpoints(contextlib.AbstractContextManager['Checkpoints']):
 
 def _in_first_process(about: str, work: Callable[[], str | None]) -> str:
     """Runs `work` in process 0. Returns, in all processes, the problem that it returns or raises, or ''."""
-    problem = ''
+    return from_process_0(about, lambda: _problem_of(work))
+
+
+def _problem_of(work: Callable[[], str | None]) -> str:
+    """The problem that some work returns or raises; '': none."""
     try:
-        if jax.process_index() == 0:
-            problem = work() or ''
-    except Exception as error:  # the other processes wait for the outcome
-        problem = _one_line(error)
-    return broadcast(about, problem)
+        return work() or ''
+    except Exception as error:
+        return _one_line(error)
 
 
 def _one_line(error: Exception) -> str:

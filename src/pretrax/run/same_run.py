@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from pretrax.checkpoint.agreement import broadcast, gather
+from pretrax.checkpoint.agreement import decide
 from pretrax.config import RunConfig, config_leaves, may_change_on_resume, registry, written_values
 from pretrax.data.batches.source import Source
 from pretrax.errors import UserError
@@ -122,11 +122,9 @@ def _compare(about: str, items: Mapping[str, tuple[Any, Any]]) -> None:
     """
     digests = {key: hashlib.sha256(_text(value).encode()).hexdigest()[:16] for key, (value, _) in items.items()}
     whole = hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
-    is_same = broadcast(about, '' if len(set(gather(about, whole))) == 1 else 'differs') == ''
-    if is_same:
+    if decide(about, whole, lambda processes: len(set(processes)) == 1):
         return
-    texts = gather(about, json.dumps({key: (digest, _text(items[key][1])[:100]) for key, digest in digests.items()}))
-    problem = broadcast(about, _difference([json.loads(text) for text in texts]) if texts else '')
+    problem = decide(about, {key: (digest, _text(items[key][1])[:100]) for key, digest in digests.items()}, _difference)
     jax.distributed.shutdown()  # in an orderly way: otherwise the end of process 0 would be a failure of the others
     raise UserError(problem)
 
