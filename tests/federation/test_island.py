@@ -228,6 +228,16 @@ def test_the_moving_average_of_an_island_that_joins_begins_at_the_newest_weights
     np.testing.assert_array_equal(state.ema.table, state.weights.table)
 
 
+def test_a_federation_begins_with_the_trained_weights_of_its_founder(tmp_path):
+    trained = VALUES | {'name': 'trained', 'run_dir': str(tmp_path / 'trained'), 'steps': 4}
+    state = pretrain(config_from_values(trained), progress=Quiet()).state
+    frozen = {'schedule': {'name': 'piecewise', 'points': [[0, 0.0]]}}  # no step moves a weight
+    a, b = values_of(tmp_path, 'a', 2) | frozen, values_of(tmp_path, 'b', 2) | frozen
+    pretrain(config_from_values(a | {'init_from': trained['run_dir']}), progress=Stopped(1))
+    joined = pretrain(config_from_values(b), progress=Stopped(1)).state
+    np.testing.assert_array_equal(joined.weights.table, state.weights.table)
+
+
 def test_an_island_does_not_go_on_in_another_bucket(tmp_path):
     values = values_of(tmp_path)
     pretrain(config_from_values(values), progress=Stopped(6))
