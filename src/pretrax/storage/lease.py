@@ -17,7 +17,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from pretrax.errors import UserError
 from pretrax.storage.bucket_path import BucketPath
@@ -115,9 +115,7 @@ class Lease:
         while True:
             content, version = self._path.read_version()
             found = _parsed(content)
-            seconds = found.get('seconds')
-            if not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
-                seconds = self._seconds
+            seconds = _seconds_of(found, self._seconds)
             is_expired = version == watched and self._clock() - since >= seconds
             if found.get('token') == self.token:  # written, although the answer was lost
                 self._version = version
@@ -228,10 +226,24 @@ def _user_errors(out: BucketPath) -> Iterator[None]:
 
 def holder_of(path: ConditionalPath) -> str:
     """What a lease says about its holder; '': none, released, or its process has ended. Raises OSError."""
-    content = path.read_version().content
+    return renewal_of(path).holder
+
+
+class Renewal(NamedTuple):
+    """What a lease says about its holder, as `holder_of`; its version, which each renewal changes; for how long it is
+    valid after a renewal."""
+
+    holder: str
+    version: bytes
+    seconds: float
+
+
+def renewal_of(path: ConditionalPath) -> Renewal:
+    """The newest renewal of a lease. Raises OSError."""
+    content, version = path.read_version()
     found = _parsed(content)
     is_free = content is None or found.get('released') is True or _has_ended(found)
-    return '' if is_free else _described(path, found)
+    return Renewal('' if is_free else _described(path, found), version, _seconds_of(found))
 
 
 def _parsed(content: bytes | None) -> dict[str, Any]:
@@ -241,6 +253,11 @@ def _parsed(content: bytes | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _seconds_of(found: dict[str, Any], otherwise: float = 60.0) -> float:
+    seconds = found.get('seconds')
+    return seconds if isinstance(seconds, int | float) and 0 < seconds < 1e6 else otherwise
 
 
 def _has_ended(found: dict[str, Any]) -> bool:

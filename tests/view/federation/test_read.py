@@ -9,7 +9,8 @@ from hand_made_federations import contribution, hold, write_federation
 from pretrax.federation.objects import State, closing_path, contribution_path, island_path
 from pretrax.federation.registry import is_federation
 from pretrax.view.federation.lines import Lines, as_file, metric_lines, spread
-from pretrax.view.federation.read import read_federation
+from pretrax.view.federation.read import Silence, read_federation
+from pretrax.view.federation.tables import open_text
 
 
 @pytest.fixture
@@ -46,6 +47,32 @@ def test_the_state_of_the_whole_follows_from_the_islands(place):
     assert read_federation(place).state == ('stopped', '0 of 3 islands train')
     say('finished', 'abc')
     assert read_federation(place).state == ('finished', '')
+
+
+def test_an_island_is_silent_that_does_not_renew_its_lease_while_one_watches(place):
+    def renew(name, renewals):
+        lock = island_path(place, name) / 'lock'
+        lock.write_text(json.dumps({'holder': 'process 9 on far', 'seconds': 60, 'token': 'x', 'renewals': renewals}))
+
+    now = 1e6
+    silence = Silence(lambda: now)
+    for name in 'abc':
+        renew(name, 1)
+    states = lambda: ''.join(one.state[0] for one in read_federation(place, silence=silence).islands)  # noqa: E731
+    assert (states(), silence.wait) == ('ttt', 30)
+    now += 29
+    renew('a', 2)
+    assert states() == 'ttt'
+    now += 1
+    found = read_federation(place, silence=silence)
+    assert [one.state for one in found.islands] == ['training', 'silent', 'silent']
+    assert found.state == ('running', '1 of 3 islands train')
+    assert open_text(found) == 'round 4 is open: a contributed, it waits for b (silent), c (silent)'
+    renew('b', 2)
+    assert states() == 'tts'
+    now += 60
+    assert (states(), read_federation(place, silence=silence).state[0]) == ('sss', 'lost')
+    assert read_federation(place).state[0] == 'running'
 
 
 def test_lines_have_the_numbers_of_a_calculation_by_hand(place):

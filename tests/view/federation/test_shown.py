@@ -59,6 +59,11 @@ def test_status_shows_islands_rounds_and_what_is_waited_for(place, capsys):
     assert lines[-1] == ['round 4 is open: a contributed, it waits for b, c (lost)']
     newest = called(capsys, 'federation', 'status', place, '--rounds', '1')
     assert [line.split()[0] for line in newest.splitlines()[8:-2]] == ['3']
+    for name in 'ab':
+        lease = {'holder': 'process 9 on far', 'seconds': 0.2, 'token': name}
+        (island_path(place, name) / 'lock').write_text(json.dumps(lease))
+    assert 'silent' not in called(capsys, 'federation', 'status', place)
+    assert 'it waits for b (silent), c (lost)' in called(capsys, 'federation', 'status', place, '--silent')
     record = json.loads(called(capsys, 'federation', 'status', place, '--json'))
     assert record['open'] == {'round': 4, 'contributed': ['a'], 'waits_for': ['b', 'c']}
     assert record['islands'][2]['left_out'] == 200

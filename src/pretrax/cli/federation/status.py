@@ -6,18 +6,23 @@ from pretrax.option import argument, option
 def status(
     bucket: str = argument('The value of federation.bucket.', metavar='BUCKET'),
     rounds: int = option('Show the newest N rounds.', '-n', default=10, min=1, metavar='N'),
+    silent: bool = option('First watch for half a minute which islands still renew their leases.', default=False),
     as_json: bool = option('Print JSON.', '--json', default=False),
 ) -> None:
     import json
+    import time
 
     from pretrax.errors import UserError, system_errors
     from pretrax.storage import locate
-    from pretrax.view.federation.read import read_federation
+    from pretrax.view.federation.read import Silence, read_federation
     from pretrax.view.federation.tables import status_lines, status_record
 
-    place = locate(bucket)
+    place, silence = locate(bucket), Silence()
     with system_errors(f'{place} cannot be read'):
-        federation = read_federation(place, detailed=rounds)
+        federation = read_federation(place, detailed=rounds, silence=silence)
+        if silent:
+            time.sleep(silence.wait)
+            federation = read_federation(place, detailed=rounds, silence=silence)
     if as_json:
         print(json.dumps(status_record(federation, rounds), indent=1))
     else:

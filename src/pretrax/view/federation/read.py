@@ -6,7 +6,8 @@ problem for people, and no error.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pretrax.federation.objects import (
@@ -31,7 +32,7 @@ from pretrax.storage.shared_path import ConditionalPath, shared
 NEWEST = 32  # rounds that a list reads
 _AT_ONCE = 32  # requests
 _LARGEST_BATCH = 32  # closings that are asked for at once
-_TRAINING, _WAITING, _UNREADABLE = 'training', 'waiting', 'unreadable'
+_TRAINING, _WAITING, _UNREADABLE, _SILENT = 'training', 'waiting', 'unreadable', 'silent'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Island:
 
     Attributes:
         state: 'training', 'stopped' or 'finished'; 'waiting': it has not trained yet; 'lost': it has not said that it
-            ended, and no process has its lease; 'unreadable'.
+            ended, and no process has its lease; 'silent': its process does not renew its lease; 'unreadable'.
         holder: the process that has its lease, and since when; '': none.
         round: that it trains for.
         step: of its newest contribution, and `loss` its mean since the one before.
@@ -116,11 +117,37 @@ class Federation:
             return RUNNING, why
         if set(states) == {FINISHED}:
             return FINISHED, ''
-        return (LOST if LOST in states else STOPPED), why
+        return (LOST if {LOST, _SILENT} & set(states) else STOPPED), why
+
+
+class Silence:
+    """Finds islands whose machine has vanished: the lease stays as it is while this process watches it.
+
+    Clocks of machines are never compared. An island renews its lease four times in the time for which it is valid.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock, self._seen = clock, dict[str, tuple[lease.Renewal, float]]()
+
+    @property
+    def wait(self) -> float:
+        """Seconds after which an island is silent that was seen."""
+        return max((seen.seconds / 2 for seen, _ in self._seen.values() if seen.holder), default=0.0)
+
+    def includes(self, name: str, renewal: lease.Renewal) -> bool:
+        """Whether an island is silent whose lease was read now."""
+        now = self._clock()
+        if self._seen.get(name, (None, 0.0))[0] != renewal:
+            self._seen[name] = renewal, now
+        return now - self._seen[name][1] >= renewal.seconds / 2
 
 
 def read_federation(
-    path: AnyPath, first: int = 1, newest: int | None = None, detailed: int | None = None
+    path: AnyPath,
+    first: int = 1,
+    newest: int | None = None,
+    detailed: int | None = None,
+    silence: Silence | None = None,
 ) -> Federation:
     """Reads a federation.
 
@@ -129,6 +156,7 @@ def read_federation(
         newest: about how many rounds to read; None: all.
         detailed: in how many of these to read all contributions; None: in all. In the others, only those are read that
             count for nothing.
+        silence: what earlier calls have seen; None: no island is silent.
 
     Raises:
         UserError: there is none, or its table cannot be read.
@@ -162,7 +190,12 @@ def read_federation(
         and is_waited_for(name, state if isinstance(state, State) else None, number, before)
     ]
     problems += [state for state in states.values() if isinstance(state, str)]
-    islands = [_island(name, table, states[name], holders[name], [*rounds, opened]) for name in table.islands]
+    islands = [_island(name, table, states[name], holders[name].holder, [*rounds, opened]) for name in table.islands]
+    silent = [name for name in table.islands if silence is not None and silence.includes(name, holders[name])]
+    islands = [
+        dataclasses.replace(one, state=_SILENT) if one.state == _TRAINING and one.name in silent else one
+        for one in islands
+    ]
     taken = [state.took for state in states.values() if isinstance(state, State) and state.took is not None]
     return Federation(
         table=table,
@@ -223,9 +256,10 @@ def _state(place: ConditionalPath, name: str) -> State | str | None:
         return str(error)
 
 
-def _holder(place: ConditionalPath, name: str) -> str:
+def _holder(place: ConditionalPath, name: str) -> lease.Renewal:
     path = island_path(place, name)
-    return lease.holder_of(path / lease.FILE).removeprefix(f'{path} is held by ')
+    renewal = lease.renewal_of(path / lease.FILE)
+    return renewal._replace(holder=renewal.holder.removeprefix(f'{path} is held by '))
 
 
 def _island(name: str, table: Table, state: State | str | None, holder: str, rounds: Sequence[Round]) -> Island:

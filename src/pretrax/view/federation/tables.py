@@ -83,8 +83,9 @@ def open_text(federation: Federation) -> str:
         return ''
     opened, states = federation.opened, {one.name: one.state for one in federation.islands}
     there = ', '.join(sorted(opened.contributions)) or 'nobody'
-    waits = ', '.join(name + (' (lost)' if states[name] == 'lost' else '') for name in federation.waits_for)
-    return f'round {opened.number:,} is open: {there} contributed, it waits for {waits or "no island that trains"}'
+    marks = {name: f' ({state})' if state in ('lost', 'silent') else '' for name, state in states.items()}
+    waits = ', '.join(name + marks[name] for name in federation.waits_for) or 'no island that trains'
+    return f'round {opened.number:,} is open: {there} contributed, it waits for {waits}'
 
 
 def status_lines(federation: Federation, newest: int) -> list[str]:

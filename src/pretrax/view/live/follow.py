@@ -18,7 +18,7 @@ from pretrax.storage.connection import BucketError
 from pretrax.storage.index import read_entries
 from pretrax.storage.parts import PART, parts_of
 from pretrax.view.federation.lines import Lines, as_file
-from pretrax.view.federation.read import Federation, read_federation
+from pretrax.view.federation.read import Federation, Silence, read_federation
 
 CHUNK = 4 << 20  # bytes of one read
 _LONGEST = 16 << 20  # bytes of a line; a longer one is not ours
@@ -188,12 +188,12 @@ class FederationTail(Tail):
     """The rounds of a federation as lines of metrics. `federation`: as it was read last, without earlier rounds."""
 
     def __init__(self, path: AnyPath):
-        self._path, self._lines = path, Lines()
+        self._path, self._lines, self._silence = path, Lines(), Silence()
         self.federation: Federation | None = None
         super().__init__()
 
     def _more(self) -> bytes:
-        self.federation = read_federation(self._path, self._lines.next)
+        self.federation = read_federation(self._path, self._lines.next, silence=self._silence)
         return as_file(self._lines.make(self.federation.rounds, self.federation.taken))
 
     def _may_have_more(self, content: bytes) -> bool:
