@@ -190,12 +190,8 @@ def read_federation(
         and is_waited_for(name, state if isinstance(state, State) else None, number, before)
     ]
     problems += [state for state in states.values() if isinstance(state, str)]
-    islands = [_island(name, table, states[name], holders[name].holder, [*rounds, opened]) for name in table.islands]
-    silent = [name for name in table.islands if silence is not None and silence.includes(name, holders[name])]
-    islands = [
-        dataclasses.replace(one, state=_SILENT) if one.state == _TRAINING and one.name in silent else one
-        for one in islands
-    ]
+    known_rounds = [*rounds, opened]
+    islands = [_island(name, table, states[name], holders[name], silence, known_rounds) for name in table.islands]
     taken = [state.took for state in states.values() if isinstance(state, State) and state.took is not None]
     return Federation(
         table=table,
@@ -262,7 +258,15 @@ def _holder(place: ConditionalPath, name: str) -> lease.Renewal:
     return renewal._replace(holder=renewal.holder.removeprefix(f'{path} is held by '))
 
 
-def _island(name: str, table: Table, state: State | str | None, holder: str, rounds: Sequence[Round]) -> Island:
+def _island(
+    name: str,
+    table: Table,
+    state: State | str | None,
+    renewal: lease.Renewal,
+    silence: Silence | None,
+    rounds: Sequence[Round],
+) -> Island:
+    holder, is_silent = renewal.holder, silence is not None and silence.includes(name, renewal)
     known = state if isinstance(state, State) else None
     closings = [one.closing for one in rounds if one.closing is not None]
     own = [one.contributions[name] for one in rounds if name in one.contributions]
@@ -271,7 +275,7 @@ def _island(name: str, table: Table, state: State | str | None, holder: str, rou
     return Island(
         name=name,
         share=table.islands[name],
-        state=LOST if named == _TRAINING and not holder else named,
+        state=named if named != _TRAINING else LOST if not holder else _SILENT if is_silent else named,
         holder=holder,
         round=known.round if known is not None else None,
         step=max(steps, default=None),
