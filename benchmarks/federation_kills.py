@@ -260,7 +260,7 @@ class Federation:
         """Kills, once or twice, and waits until all who were killed are back, or not."""
         kind = self.draw.choices(list(KINDS), list(KINDS.values()))[0]
         alive = [island for island in self.islands.values() if island.program and island.program.code is None]
-        if not alive:
+        if len(alive) < 2:  # the last one would only be started again and again
             return
         island = self.draw.choices(alive, [OFTEN[one.name] for one in alive])[0]
         time.sleep(self.draw.uniform(0, 1))

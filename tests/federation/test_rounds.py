@@ -96,6 +96,24 @@ def test_who_is_late_by_patience_is_left_out_and_not_waited_for_again(islands):
     assert a.poll(2).missing == ('b',)
 
 
+def test_an_island_that_has_come_back_with_an_older_state_is_waited_for(islands):
+    _, clock, (a, b, c), _ = islands
+    for number in (1, 2, 3):
+        for name, one in (('a', a), ('b', b), ('c', c)):
+            assert one.contribute(contribution(name, number))
+        a.close(a.poll(number), {})
+    for one in (a, c):
+        one.announce(4, 'training')
+    b.announce(2, 'training')
+    for name, one in (('a', a), ('c', c)):
+        assert one.contribute(contribution(name, 4))
+    assert a.poll(4).missing == ('b',)
+    clock.now = 300
+    assert a.close(a.poll(4), {}).left_out == ['b']
+    a.contribute(contribution('a', 5))
+    assert a.poll(5).missing == ('c',)  # not for an island that is left out
+
+
 def test_the_first_round_waits_for_as_many_islands_as_it_is_told_to(islands):
     _, clock, (one, b, _), said = islands
     a = Rounds(one._membership, 300, said.append, clock, wait_for=2)

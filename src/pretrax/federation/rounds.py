@@ -329,6 +329,6 @@ class Rounds:
 
 def is_waited_for(name: str, state: State | None, number: int, before: Closing | None) -> bool:
     """Whether an island will contribute to an open round. `before`: the closing before it; None: there is none."""
-    if state is None or state.state != 'training':
+    if state is None or state.state != 'training' or state.round > number:
         return False
-    return state.round == number or (state.round == number - 1 and before is not None and name in before.members)
+    return state.round == number or (before is not None and name in before.members)  # it may have an older state now
