@@ -451,6 +451,7 @@ def main() -> int:
     end, file = time.monotonic() + 60 * asked.minutes, asked.out / 'federation-kills.jsonl'
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     references: dict[str, dict[Any, str]] = {}
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that all islands end too
     with contextlib.ExitStack() as stack:
         directory = asked.directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix='federations-')))
         while sum(sum(row['kills'].values()) for row in rows) < asked.kills and time.monotonic() < end:
