@@ -5,12 +5,12 @@ import math
 
 import pytest
 
-from hand_made_federations import contribution, hold, write_federation
+from hand_made_federations import closing, contribution, hold, write_federation
 from pretrax.federation.objects import State, closing_path, contribution_path, island_path
 from pretrax.federation.registry import is_federation
 from pretrax.view.federation.lines import Lines, as_file, metric_lines, spread
 from pretrax.view.federation.read import Silence, read_federation
-from pretrax.view.federation.tables import open_text
+from pretrax.view.federation.tables import open_text, round_records
 
 
 @pytest.fixture
@@ -100,6 +100,20 @@ def test_lines_have_the_numbers_of_a_calculation_by_hand(place):
     assert (second['tokens'], second['tokens_left_out'], second['round/left_out']) == (600, 150, 1)
     assert (third['loss'], third['tokens'], third['tokens_left_out'], third['round/rejected']) == (2.25, 1000, 200, 1)
     assert (last['val_loss'], last['round/seconds'], last['round/bytes_down']) == (2.0, 1.5, 4000)
+
+
+def test_rounds_after_the_last_step_have_no_tokens(place):
+    """Their contributions weigh one token each, since a round has to have some."""
+    last = [contribution(4, name, 1, 1.0, 1.0, step=30, first_batch=30, last_batch=30) for name in 'ab']
+    for one in last:
+        contribution_path(place, 4, one.name).write_bytes(one.content())
+    closing_path(place, 4).write_bytes(closing(4, last, ['a', 'b']).content())
+    federation = read_federation(place)
+    line = next(line for line in metric_lines(federation) if line['round/round'] == 4)
+    assert (line['tokens'], line['round/tokens'], line['island_tokens/a']) == (1000, 0, 0)
+    assert 'tokens_per_second' not in line
+    assert [one.used for one in federation.islands] == [300, 500, 200]
+    assert round_records(federation, 1)[0]['tokens'] == 0
 
 
 def test_rounds_that_close_while_one_looks_give_the_same_lines(place):

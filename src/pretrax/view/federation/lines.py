@@ -30,9 +30,9 @@ class Lines:
     def _round_lines(self, one: Round) -> Iterator[dict[str, Any]]:
         assert one.closing is not None
         yield from self._found_lines([each.took for each in one.contributions.values() if each.took is not None])
-        closing, members = one.closing, one.members
+        closing, members, tokens = one.closing, one.members, one.tokens
         self._left_out += sum(one.left_out.values())
-        self._used += closing.tokens
+        self._used += sum(tokens.values())
         totals = {'tokens': self._used, 'tokens_left_out': self._left_out} if self._is_whole else {}
         times = [each.time for each in one.contributions.values() if each.time]
         yield {
@@ -45,10 +45,10 @@ class Lines:
             'round/members': len(closing.members),
             'round/left_out': len(closing.left_out),
             'round/rejected': len(closing.rejected),
-            'round/tokens': closing.tokens,
+            'round/tokens': sum(tokens.values()),
             'round/bytes_up': sum(each.bytes for each in one.contributions.values()),
             **{f'island_loss/{each.name}': each.loss for each in members if each.loss is not None},
-            **{f'island_tokens/{name}': closing.members[name].tokens for name in closing.in_order()},
+            **{f'island_tokens/{name}': count for name, count in tokens.items()},
         }
         self._last, self._found, self.next = one, set(), one.number + 1
 
@@ -109,5 +109,5 @@ def _mean_loss(members: Sequence[Contribution]) -> dict[str, float]:
 
 
 def _speed(members: Sequence[Contribution]) -> dict[str, float]:
-    speeds = [one.tokens / one.seconds for one in members if one.seconds > 0]
+    speeds = [one.tokens / one.seconds for one in members if one.seconds > 0 and one.first_batch < one.last_batch]
     return {'tokens_per_second': sum(speeds)} if speeds and len(speeds) == len(members) else {}

@@ -50,6 +50,14 @@ class Round:
         return [self.contributions[name] for name in names if name in self.contributions]
 
     @property
+    def tokens(self) -> dict[str, int]:
+        """{island: tokens in it}, by share. A contribution after the last step weighs one token, but trained none."""
+        idle = {name for name, one in self.contributions.items() if one.first_batch == one.last_batch}
+        members = self.closing.members if self.closing is not None else {}
+        names = self.closing.in_order() if self.closing is not None else []
+        return {name: 0 if name in idle else members[name].tokens for name in names}
+
+    @property
     def left_out(self) -> dict[str, int]:
         """{island: tokens that it has trained for this round in vain}."""
         counted = self.closing.members if self.closing is not None else self.contributions
@@ -280,7 +288,7 @@ def _island(
         round=known.round if known is not None else None,
         step=max(steps, default=None),
         loss=own[-1].loss if own else None,
-        used=sum(one.members[name].tokens for one in closings if name in one.members),
+        used=sum(one.tokens.get(name, 0) for one in rounds),
         left_out=sum(one.left_out.get(name, 0) for one in rounds),
         late=sum(name in one.left_out for one in closings),
         rejected=sum(name in one.rejected for one in closings),

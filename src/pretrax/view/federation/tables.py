@@ -54,7 +54,7 @@ def round_records(federation: Federation, newest: int) -> list[dict[str, Any]]:
     return [
         {
             **{key.removeprefix('round/'): x for key, x in numbers[one.round].items() if 'island_' not in key},
-            'tokens': one.tokens,
+            'tokens': numbers[one.round]['round/tokens'],
             'islands': one.in_order(),
             'late': one.left_out,
             'rejected': one.rejected,
