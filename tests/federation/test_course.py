@@ -17,7 +17,7 @@ from pretrax import config_from_values, pretrain
 from pretrax.federation.course import courses_of
 from pretrax.federation.objects import Event, State, Table
 from pretrax.federation.replay import replay
-from pretrax.storage.shared_path import SharedPath
+from pretrax.storage.shared_path import SharedPath, locate_shared
 from runs import Quiet, write_yaml
 
 TESTS = Path(__file__).parents[1]
@@ -243,3 +243,14 @@ def test_an_island_of_several_processes_is_trained_again_in_as_many(tmp_path, is
     subprocess.run(launch, env=os.environ | {'XLA_FLAGS': flags}, check=True)
     assert [events(tmp_path, n) for n in range(1, 7)] == [[]] * 6
     check(tmp_path, 6)
+
+
+@pytest.mark.slow
+def test_a_federation_in_a_bucket_is_repeated_in_a_directory(tmp_path, island, bucket):
+    """With a delay, fragments and an encoding that keeps a residual, after a stop while a round is pending."""
+    section = {'bucket': f'{bucket.url}/fed', 'islands': 1, 'every': 8, 'fragments': 2, 'delay': 2, 'encoding': 'int8'}
+    island('a', Stopped(9), federation=section)
+    island('a', federation=section)
+    said = []
+    assert replay(locate_shared(f'{bucket.url}/fed'), tmp_path / 'out', said.append) == []
+    assert [text.split(':')[0] for text in said[1:]] == [f'round {number}' for number in range(1, 8)]
