@@ -19,6 +19,7 @@ from pretrax.checkpoint import CheckpointWeights, steps_in
 from pretrax.data.batches.synthetic import SyntheticSource
 from pretrax.errors import UnavailableError, UserError
 from pretrax.federation import differences
+from pretrax.federation.island import Island
 from pretrax.federation.objects import State
 from runs import BIGRAM, Quiet, StoppedAt, lines_of, without_clock
 from side_by_side import coordinator_address, run_side_by_side
@@ -129,6 +130,18 @@ def test_a_bucket_has_few_numbers_after_many_rounds(tmp_path, s3, start):
     found = {int(key[1]) for key in keys if key[0] == 'anchors' and key[2] != killed}
     assert found <= {0, *range(last - last % 5 - 10, last + 1, 5)}
     assert not [path for method, path in s3.requests if method == 'GET' and 'list-type' in path]
+
+
+def test_an_island_with_an_open_contribution_agrees_in_one_thread_after_the_other(tmp_path, monkeypatch):
+    """Else those of several processes would wait for each other."""
+    values = values_of(tmp_path, fragments=2, delay=1)
+    pretrain(config_from_values(values), progress=Stopped(2))
+    calls = []
+    for name in ('_start', '_announce'):
+        method = getattr(Island, name)
+        monkeypatch.setattr(Island, name, lambda *a, name=name, method=method: calls.append(name) or method(*a))
+    pretrain(config_from_values(values), progress=Quiet())
+    assert calls[:3] == ['_announce', '_start', '_announce']
 
 
 def test_an_island_does_not_wait_for_ever_for_a_founder_that_has_gone(tmp_path):

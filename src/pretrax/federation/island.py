@@ -129,14 +129,14 @@ class Island:
             return self._enter(link, state, counts)
         self._state = in_host_memory(stored)
         link.from_process_0(lambda: self._check_taken(link))
-        if position.sent is not None:
-            self._start()
-        elif link.from_process_0(lambda: link.rounds.is_left_out(position.round)):
+        if position.sent is None and link.from_process_0(lambda: link.rounds.is_left_out(position.round)):
             try:
                 return self._take_newest(self._newest(link), state, counts)
             except DamagedPiecesError as error:
                 self._report(f'WARNING: federation: {first_line(error)}. Training continues with the own weights')
         self._announce(link, int(state.step))
+        if position.sent is not None:
+            self._start()  # its thread agrees on the topic that this one has used until now
         return state
 
     def roll_back(self, state: TrainState, stored: IslandState | None, description: dict[str, Any]) -> TrainState:
