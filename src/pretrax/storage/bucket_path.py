@@ -106,7 +106,7 @@ class BucketPath:
 
     def read_range(self, start: int, stop: int | None) -> bytes:
         """The bytes [start, stop) of the object, which must have them; None: to its end."""
-        found = self._read(slice(start, stop))
+        found = self._read(byte_range=slice(start, stop))
         if found.state != 'value':
             raise FileNotFoundError(errno.ENOENT, 'No such object', str(self))
         return found.value
@@ -131,7 +131,7 @@ class BucketPath:
         """
         if largest is not None:
             try:
-                found = self._read(slice(largest, largest + 1))
+                found = self._read(byte_range=slice(largest, largest + 1))
             except BucketError as error:
                 if error.is_temporary:
                     raise  # otherwise it has no such byte
@@ -218,9 +218,9 @@ class BucketPath:
         store.path = f'{self.key}{suffix}'
         return store
 
-    def _read(self, byte_range: slice | None = None) -> Any:
+    def _read(self, **options: slice) -> Any:
         with self._errors():
-            return self._bucket().read(self.key, byte_range=byte_range).result()
+            return self._bucket().read(self.key, **options).result()
 
     def _bucket(self) -> Any:
         return open_bucket(self.scheme, self.bucket).copy()
