@@ -123,7 +123,7 @@ def test_the_first_round_waits_for_as_many_islands_as_it_is_told_to(islands):
     assert isinstance(a.poll(1), Waiting)
     clock.now = 2000
     assert a.poll(1).contributed == ('a',)
-    assert said == ['federation: round 1 waits for 2 islands (federation.wait_for); so far, a has contributed']
+    assert said == ['federation: round 1 waits for 2 islands (federation.wait_for); contributions so far: a']
     b.contribute(contribution('b'))
     assert a.poll(1).missing == ('c',)  # it trains, so it has the patience of any round
     clock.now = 2300

@@ -232,7 +232,7 @@ class Rounds:
         if count and not is_begun:
             who = ', '.join([*seen.found, *seen.damaged])
             problem = f'round 1 waits for {self._wait_for} islands (federation.wait_for)'
-            self._say(f'federation: {problem}; so far, {who} has contributed')
+            self._say(f'federation: {problem}; contributions so far: {who}')
         if is_begun and seen.since is None:
             seen.since = now
         is_over = seen.since is not None and now - seen.since >= self._patience
