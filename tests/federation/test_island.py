@@ -307,6 +307,35 @@ def test_a_bucket_out_of_reach_stops_nobody(tmp_path, monkeypatch):
     np.testing.assert_allclose(losses_of(values), losses_of(plain), rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_an_island_that_is_ahead_waits_at_the_end_for_the_others(tmp_path, monkeypatch, start):
+    monkeypatch.setattr('pretrax.federation.exchange._PATIENCE', 0.1)
+    a, b = (values_of(tmp_path, name, 2, wait_for=2) | {'steps': 40} for name in 'ab')
+    way = tmp_path / 'way'  # of a to the bucket
+    a['federation'] |= {'bucket': str(way)}
+    (tmp_path / 'bucket').mkdir()
+    way.symlink_to('bucket')
+
+    def lose():
+        way.unlink()
+        way.write_text('no directory')
+
+    def find():
+        way.unlink()
+        way.symlink_to('bucket')
+
+    other = start(b)
+    ahead = pretrain(config_from_values(a), progress=Outage({6: lose, 18: find})).state
+    assert other.wait() == 0
+    last = json.loads((tmp_path / 'bucket' / 'rounds' / '10' / 'closed.json').read_text())
+    assert {name: member['step'] for name, member in last['members'].items()} == {'a': 40, 'b': 40}
+    weights = CheckpointWeights(Path(b['run_dir']) / 'checkpoints', 40)
+    np.testing.assert_array_equal(weights.read('table'), ahead.weights.table)
+    # It was ahead: in an earlier round, it had taken the last step, and the other one had not.
+    before = json.loads((tmp_path / 'bucket' / 'rounds' / '8' / 'closed.json').read_text())
+    assert before['members']['a']['step'] == 40 > before['members']['b']['step']
+
+
 def test_the_weights_of_the_newest_round_are_evaluated(tmp_path):
     values = values_of(tmp_path) | {'steps': 10, 'eval': {'every': 2, 'batches': 1}}
     values['optimizer'] = values['optimizer'] | {'ema_decay': 0.9}

@@ -52,7 +52,7 @@ class Newest:
 
     Attributes:
         step, batch: where an island goes on that takes them, at least.
-        at_end: how many rounds up to this one came after the last step.
+        at_end: as `Position.at_end`.
         why: the island takes them instead of the round that it waits for.
         metrics: of that round.
     """
@@ -184,12 +184,12 @@ def _add_round(link: Link, number: int, fragment: Fragment, weights: HostWeights
 
 def _where(link: Link, number: int, last: int, fragments: int, steps: int) -> tuple[int, int, int]:
     """The step of a round; the first batch that the island has not contributed up to the round after the last one; and
-    how many rounds up to this one came after the last step.
+    `Position.at_end`.
     """
     closings = [link.rounds.undamaged_closing(n) for n in range(max(0, number - fragments) + 1, number + 1)]
-    steps_of = [closing.step for closing in closings if closing is not None]
-    step = steps_of[-1] if closings and closings[-1] is not None else 0
-    return step, link.rounds.contributed(last) if last else 0, sum(step >= steps for step in steps_of)
+    newest = closings[-1] if closings else None
+    at_end = sum(closing is not None and closing.is_after(steps) for closing in closings)
+    return newest.step if newest else 0, link.rounds.contributed(last) if last else 0, at_end
 
 
 def _path(link: Link, number: int) -> ConditionalPath:

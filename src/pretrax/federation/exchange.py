@@ -30,7 +30,7 @@ class Average(NamedTuple):
 
     Attributes:
         residual: what the encoding has lost; None: the island keeps none.
-        is_closer: whether the island has closed the round.
+        closing: of the round.
         metrics: of the round.
     """
 
@@ -38,7 +38,7 @@ class Average(NamedTuple):
     weights: HostWeights
     momentum: HostWeights
     residual: HostWeights | None
-    is_closer: bool
+    closing: Closing
     metrics: dict[str, Any]
 
 
@@ -199,8 +199,7 @@ class Exchange:
         link.outer_step(weights, momentum, gradient)
         metrics |= {'distance': self._norm(mapped(np.subtract, weights, sent))}
         metrics |= {'seconds_down': time.monotonic() - began}
-        is_closer = closing.by == link.author.name
-        return Average(self._number, weights, momentum, residual, is_closer, metrics)
+        return Average(self._number, weights, momentum, residual, closing, metrics)
 
     def _instead(self, only_anchors: bool, why: str) -> Newest:
         """The newest weights, instead of this round. Raises DamagedPiecesError if they cannot be read."""

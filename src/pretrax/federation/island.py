@@ -211,8 +211,6 @@ class Island:
         self._state = self._state._replace(sent=to_host(state.weights))
         events = len(self.position.events)
         self.position.sent = Sent(number, int(state.batch), counts['tokens'], counts['loss'], counts['seconds'], events)
-        if number == self._steps:
-            self.position.at_end += 1
         self._start()
 
     def _start(self) -> None:
@@ -294,7 +292,7 @@ class Island:
             batch=sent.batch,
             tokens=sent.tokens,
             seconds=sent.seconds,
-            at_end=self.position.at_end,
+            at_end=self.position.at_end + 1 if taken.closing.is_after(self._steps) else 0,
             events=events,
             took=took,
         )
@@ -303,7 +301,7 @@ class Island:
             f'round {taken.round}: islands {found["members"]}, tokens {found["tokens"]:,}; '
             f'{size(found["bytes_up"])} up, {size(found["bytes_down"])} down; waited {found["seconds_wait"]:.3g} s'
         )
-        if taken.is_closer and taken.round % self._section.keep == 0:
+        if self._has_closed(taken) and taken.round % self._section.keep == 0:
             self._write_anchor(taken.round)
         return state._replace(weights=weights)
 
@@ -364,7 +362,10 @@ class Island:
             self.metrics.append({'step': step} | {f'round/{key}': value for key, value in taken.metrics.items()})
         self._announce(self._link('federation'), step)
         if self._cleaner is not None:
-            self._cleaner.start(taken.round, isinstance(taken, Average) and taken.is_closer)
+            self._cleaner.start(taken.round, isinstance(taken, Average) and self._has_closed(taken))
+
+    def _has_closed(self, taken: Average) -> bool:
+        return taken.closing.by == self._author.name
 
     def _write_anchor(self, number: int) -> None:
         """Writes the weights after a round, for islands that come later; in the background."""

@@ -52,7 +52,7 @@ class Position:
         round: that it trains for, or whose closing it waits for.
         step: from which the steps until the next contribution count.
         batch, tokens, seconds: at the last contribution, or where the island came in.
-        at_end: contributions after the last step.
+        at_end: rounds, one after another up to the newest, whose members had all taken the last step.
         events: since the last contribution, as `federation.objects.Event`.
         took: the newest round that it has taken, as `federation.objects.Taken`.
         sent: the contribution whose round is not taken yet.

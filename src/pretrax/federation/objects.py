@@ -303,6 +303,10 @@ class Closing(Stored):
     tokens: Count
     step: Count
 
+    def is_after(self, step: int) -> bool:
+        """Whether all members had taken a step."""
+        return self.step >= step and all(member.step >= step for member in self.members.values())
+
     def in_order(self) -> list[str]:
         """The names of the members, in the order of their shares."""
         return sorted(self.members, key=lambda name: self.members[name].share)
