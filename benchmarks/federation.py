@@ -90,12 +90,12 @@ class Part(NamedTuple):
 
 
 TUNED, STREAMING = Case(4, 100), Case(4, 100, 'int4', 4, 5)
-TRAINED = Case(4, 30, steps=1750, start=650)
+TRAINED, SHORT = Case(4, 30, steps=1750, start=650), Case(4, 10, steps=1750, start=650)
 PARTS = {
     'islands': Part([Case(n, every) for n in (2, 4, 8) for every in (10, 30, 100, 300)], TUNED, [TUNED]),
     'encodings': Part([TUNED._replace(encoding=name) for name in ('f32', 'bf16', 'int8', 'int4')], TUNED, []),
     'streaming': Part([Case(4, 100, 'f32', 4, delay) for delay in (0, 5)] + [STREAMING], TUNED, [STREAMING]),
-    'trained': Part([TRAINED._replace(every=every) for every in (10, 30, 100, 300)], TRAINED, [TRAINED]),
+    'trained': Part([TRAINED._replace(every=every) for every in (10, 30, 100, 300)], TRAINED, [SHORT, TRAINED]),
 }
 
 
@@ -172,7 +172,7 @@ def prepared(case: Case, schedule: str = 'cosine') -> Run:
         f'steps={case.steps}',
         f'seed={case.seed}',
         f'optimizer={{name: adamw, learning_rate: {2.0**case.power}, weight_decay: 0.1}}',
-        f'schedule={{name: {schedule}, warmup: {WARMUP}}}',
+        f'schedule={{name: {schedule}, warmup: {min(WARMUP, case.steps // 4)}}}',
     ]
     return prepare(load('configs/quickstart.yaml', changes), lambda _: None)
 
