@@ -207,7 +207,7 @@ def values(name: str, case: Case, server: BucketServer, run_dir: Path) -> dict[s
     return {
         'name': name, 'run_dir': str(run_dir), 'steps': case.steps, 'mesh': MESHES[name],
         'model': {'family': 'llama', 'n_layers': 2, 'd_model': 32, 'attention': {'n_heads': 4}},
-        'plugins': [str(TESTS / 'recorded_rows.py')], 'data': {'name': 'recorded', 'vocab_size': 64},
+        'plugins': [str(TESTS / 'recorded_rows.py')], 'data': {'name': 'noted', 'vocab_size': 64},
         'batch': {'tokens': 128 if name == 'd' else 64, 'sequence_length': 16}, 'optimizer': {'learning_rate': 3e-3},
         'schedule': {'name': 'constant', 'warmup': 2}, 'precision': {'compute': 'f32'}, 'eval': {'every': 0},
         'checkpoint': {'every': 4, 'memory': {'every': 1}}, 'log': {'every': 1, 'report': False},
@@ -447,6 +447,7 @@ def main() -> int:
     parser.add_argument('--directory', type=Path, help='where the runs stay (default: a temporary directory)')
     parser.add_argument('--out', type=Path, default=Path(__file__).parent / 'results')
     asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
     end, file = time.monotonic() + 60 * asked.minutes, asked.out / 'federation-kills.jsonl'
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     references: dict[str, dict[Any, str]] = {}

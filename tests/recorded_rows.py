@@ -33,7 +33,7 @@ class Recorded(SyntheticSource):
         return super().batch(step, rows, batch_rows)
 
 
-@register('data', 'recorded')
+@register('data', 'noted')
 def recorded(request, *, vocab_size: int):
     return Recorded(request, vocab_size, request.sequence_length + 1)
 
