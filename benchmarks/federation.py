@@ -81,7 +81,7 @@ class Part(NamedTuple):
 
     Attributes:
         tuned: the one whose best learning rate all of them have.
-        repeated: those that are trained with more seeds.
+        repeated: those that are trained with their own best learning rate and more seeds.
     """
 
     cases: list[Case]
@@ -135,6 +135,7 @@ def main() -> None:
             loss(case._replace(power=power))
         alone = {case.alone: best(case.alone) for case in part.cases}
         for case in part.repeated:
+            power = best(case)
             for seed in range(1, arguments.seeds):
                 loss(case.alone._replace(power=alone[case.alone], seed=seed))
                 loss(case._replace(power=power, seed=seed))

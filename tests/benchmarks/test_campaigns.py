@@ -120,6 +120,6 @@ def test_federations_are_killed_in_turn_and_continue_after_an_interruption(run, 
 
 @pytest.mark.nightly
 def test_islands_that_are_killed_learn_what_others_learn(tmp_path):
-    script = Path(federation_kills.__file__)
+    script = Path(str(federation_kills.__file__))
     command = [sys.executable, script, '--only', 's3-bf16', '--kills', '4', '--each', '4', '--out', tmp_path]
     assert subprocess.run(command, cwd=script.parent).returncode == 0
