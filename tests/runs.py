@@ -7,10 +7,12 @@ import random
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bigram import Bigram
 from pretrax import register
+from pretrax.data.batches.synthetic import SyntheticSource
 from pretrax.observe.metrics import read_metrics
 from pretrax.observe.progress import Progress
 
@@ -28,6 +30,14 @@ def taller_bigram(request):
     model = Bigram(request.vocab_size)
     model.shape = model.shape[0] + 8, model.shape[1]
     return model
+
+
+class BadBatches(SyntheticSource):
+    """Batches that no step can learn from."""
+
+    def batch(self, step, rows, batch_rows):
+        batch = super().batch(step, rows, batch_rows)
+        return batch._replace(mask=batch.mask * np.float32(np.nan)) if 7 <= step <= 9 else batch
 
 
 class Quiet(Progress):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from federation.test_island import Outage, Stopped, values_of
+from federation.test_island import Outage, Stopped, out_of_reach, values_of
 from hand_made_federations import NAMES, closing, contribution
 from pretrax import config_from_values, pretrain
 from pretrax.federation.course import courses_of
@@ -143,16 +143,7 @@ def check(tmp_path, rounds):
 def test_a_round_that_was_taken_late_is_taken_at_the_same_step(tmp_path, island, monkeypatch):
     monkeypatch.setattr('pretrax.federation.exchange._PATIENCE', 0.1)
     bucket = tmp_path / 'bucket'
-
-    def move_away():
-        bucket.rename(tmp_path / 'away')
-        bucket.write_text('no directory')
-
-    def bring_back():
-        bucket.unlink()
-        (tmp_path / 'away').rename(bucket)
-
-    island(islands=1, steps=60, progress=Outage({6: move_away, 20: bring_back}))
+    island(islands=1, steps=60, progress=out_of_reach(bucket, 6, 20))
     [(kind, number, step, own)] = events(tmp_path, 3)
     assert (kind, number, step) == ('took', 2, own)
     assert step > 8

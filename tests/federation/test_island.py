@@ -16,12 +16,11 @@ import pytest
 from federation.diloco import diloco, first_weights, streaming
 from pretrax import config_from_values, pretrain, register
 from pretrax.checkpoint import CheckpointWeights, steps_in
-from pretrax.data.batches.synthetic import SyntheticSource
 from pretrax.errors import UnavailableError, UserError
 from pretrax.federation import differences
 from pretrax.federation.island import Island
 from pretrax.federation.objects import State
-from runs import BIGRAM, Quiet, StoppedAt, lines_of, without_clock
+from runs import BIGRAM, BadBatches, Quiet, StoppedAt, lines_of, without_clock
 from side_by_side import coordinator_address, run_side_by_side
 from small import VOCAB
 
@@ -287,16 +286,7 @@ def test_a_bucket_out_of_reach_stops_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr('pretrax.federation.exchange._PATIENCE', 0.1)
     # These averages of one island change nothing: an island that drops nothing trains as it would without them.
     values, bucket = values_of(tmp_path, outer_rate=1.0, outer_momentum=0.0) | {'steps': 60}, tmp_path / 'bucket'
-
-    def move_away():
-        bucket.rename(tmp_path / 'away')
-        bucket.write_text('no directory')
-
-    def bring_back():
-        bucket.unlink()
-        (tmp_path / 'away').rename(bucket)
-
-    progress = Outage({6: move_away, 20: bring_back})
+    progress = out_of_reach(bucket, 6, 20)
     result = pretrain(config_from_values(values), progress=progress)
     assert int(result.state.step) == 60
     assert any('round 2' in text and 'Training continues' in text for text in progress.said)
@@ -315,17 +305,8 @@ def test_an_island_that_is_ahead_waits_at_the_end_for_the_others(tmp_path, monke
     a['federation'] |= {'bucket': str(way)}
     (tmp_path / 'bucket').mkdir()
     way.symlink_to('bucket')
-
-    def lose():
-        way.unlink()
-        way.write_text('no directory')
-
-    def find():
-        way.unlink()
-        way.symlink_to('bucket')
-
     other = start(b)
-    ahead = pretrain(config_from_values(a), progress=Outage({6: lose, 18: find})).state
+    ahead = pretrain(config_from_values(a), progress=out_of_reach(way, 6, 18)).state
     assert other.wait() == 0
     last = json.loads((tmp_path / 'bucket' / 'rounds' / '10' / 'closed.json').read_text())
     assert {name: member['step'] for name, member in last['members'].items()} == {'a': 40, 'b': 40}
@@ -345,17 +326,9 @@ def test_the_weights_of_the_newest_round_are_evaluated(tmp_path):
     assert losses[8] != losses[10]
 
 
-class Bad(SyntheticSource):
-    """Batches that no step can learn from."""
-
-    def batch(self, step, rows, batch_rows):
-        batch = super().batch(step, rows, batch_rows)
-        return batch._replace(mask=batch.mask * np.float32(np.nan)) if 7 <= step <= 9 else batch
-
-
 @register('data', 'bad-of-islands')
 def bad(request):
-    return Bad(request, VOCAB, 17)
+    return BadBatches(request, VOCAB, 17)
 
 
 def test_after_a_rollback_an_island_takes_the_round_that_it_has_contributed_to(tmp_path):
@@ -376,6 +349,21 @@ class Outage(Quiet):
     def update(self, metrics):
         if 'loss' in metrics and metrics['step'] in self.changes:
             self.changes.pop(metrics['step'])()
+
+
+def out_of_reach(bucket, lost, found):
+    """The progress of a run during which a directory, or a link to one, is no directory between two steps."""
+    away = bucket.with_name('away')
+
+    def move_away():
+        bucket.rename(away)
+        bucket.write_text('no directory')
+
+    def bring_back():
+        bucket.unlink()
+        away.rename(bucket)
+
+    return Outage({lost: move_away, found: bring_back})
 
 
 def wait_for(what):
