@@ -93,7 +93,7 @@ def write(link: Link, number: int, weights: HostWeights, momentum: HostWeights) 
     written = {kind: link.write(f'{prefix}/{kind}', values, 'f32')[0] for kind, values in kinds.items()}
     pieces = {kind: [piece for one in each.values() for piece in one] for kind, each in written.items()}
     anchor = Anchor.model_validate({'round': number, 'by': link.author.name, 'momentum': [], **pieces})
-    link.from_process_0(lambda: _path(link, number).create(anchor.content()))
+    link.from_process_0(lambda: description_path(link.place, number).create(anchor.content()))
 
 
 def newest(
@@ -192,12 +192,13 @@ def _where(link: Link, number: int, last: int, fragments: int, steps: int) -> tu
     return newest.step if newest else 0, link.rounds.contributed(last) if last else 0, at_end
 
 
-def _path(link: Link, number: int) -> ConditionalPath:
-    return anchor_path(link.place, number) / 'anchor.json'
+def description_path(place: ConditionalPath, number: int) -> ConditionalPath:
+    """The path of an `Anchor`."""
+    return anchor_path(place, number) / 'anchor.json'
 
 
 def _is_there(link: Link, number: int) -> bool:
-    return link.from_process_0(lambda: _path(link, number).read_version().content is not None)
+    return link.from_process_0(lambda: description_path(link.place, number).read_version().content is not None)
 
 
 def _read(link: Link, number: int, like: HostWeights) -> tuple[HostWeights, HostWeights] | None:
@@ -208,7 +209,7 @@ def _read(link: Link, number: int, like: HostWeights) -> tuple[HostWeights, Host
 
     def described() -> Anchor | None:
         is_closed = number == 0 or link.rounds.closing(number) is not None
-        return Anchor.read(_path(link, number)) if is_closed else None
+        return Anchor.read(description_path(link.place, number)) if is_closed else None
 
     def read() -> tuple[HostWeights, HostWeights]:
         assert anchor is not None

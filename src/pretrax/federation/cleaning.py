@@ -14,10 +14,10 @@ import threading
 from collections.abc import Iterator
 
 from pretrax.errors import Report, first_line
-from pretrax.federation.anchors import Anchor
+from pretrax.federation.anchors import Anchor, description_path
 from pretrax.federation.differences import stored
 from pretrax.federation.host_weights import in_parallel
-from pretrax.federation.objects import ObjectError, Piece, anchor_path, read_contribution
+from pretrax.federation.objects import ObjectError, Piece, read_contribution
 from pretrax.federation.rounds import Rounds
 from pretrax.storage.shared_path import ConditionalPath, delete
 
@@ -88,7 +88,7 @@ class Cleaner:
 
     def _anchor(self, number: int) -> Anchor | None:
         try:
-            return Anchor.read(anchor_path(self._place, number) / 'anchor.json')
+            return Anchor.read(description_path(self._place, number))
         except ObjectError:
             return None
 
@@ -100,7 +100,7 @@ class Cleaner:
                 own = read_contribution(self._place, number, self._name)
             except ObjectError:
                 continue
-            pieces = [] if own is None else [piece for each in own[0].pieces.values() for piece in each]
+            pieces = [] if own is None else own[0].all_pieces()
             if pieces and not any(stored(self._place, piece) for piece in pieces):
                 break
             left.append(pieces)
@@ -113,7 +113,7 @@ class Cleaner:
         for number in range(self._anchors + self._keep, end, self._keep):
             if (anchor := self._anchor(number)) is not None:
                 self._delete([*anchor.weights, *anchor.momentum])
-                delete(anchor_path(self._place, number) / 'anchor.json')
+                delete(description_path(self._place, number))
         self._anchors = max(self._anchors, end - self._keep)
 
     def _delete(self, pieces: list[Piece]) -> None:

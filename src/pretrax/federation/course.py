@@ -1,4 +1,4 @@
-"""What an island did between its contributions, as courses: processes that a replay starts one after another.
+"""Courses of an island: the processes that a replay starts one after another to repeat what the island did.
 
 A process that went on from an earlier state, or from none, begins a new course. What it did then is a list of events
 in its next contribution.
@@ -14,7 +14,7 @@ from pretrax.federation.objects import Closing, Contribution, Event, Table
 
 
 class Course(pydantic.BaseModel):
-    """What a process of an island has to repeat.
+    """The steps, rounds and contributions that one process of an island repeats.
 
     Attributes:
         of: the round of the first contribution that tells of it, which also says how many devices it had.

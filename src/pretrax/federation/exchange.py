@@ -87,14 +87,16 @@ class Exchange:
     @property
     def problem(self) -> str:
         """Why the round cannot be taken: its objects are damaged, or the bucket is out of reach; '': it is open."""
-        trouble = self._damage or self._link.trouble
-        return trouble.reason if trouble is not None else ''
+        return trouble.reason if (trouble := self._trouble) is not None else ''
 
     @property
     def is_out_of_reach(self) -> bool:
         """Whether there is a problem for longer than an island waits."""
-        trouble = self._damage or self._link.trouble
-        return trouble is not None and time.monotonic() - trouble.since > _PATIENCE
+        return (trouble := self._trouble) is not None and time.monotonic() - trouble.since > _PATIENCE
+
+    @property
+    def _trouble(self) -> Trouble | None:
+        return self._damage or self._link.trouble
 
     def wait(self, seconds: float) -> bool:
         """Waits until the round is taken, at most for some seconds. Returns whether it is."""

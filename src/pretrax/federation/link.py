@@ -20,7 +20,7 @@ from pretrax.federation import differences
 from pretrax.federation.differences import DamagedPiecesError
 from pretrax.federation.encoding import Encoding, NotFiniteError
 from pretrax.federation.host_weights import HostWeights, digest_of, joined_digest, mapped, zeros_like
-from pretrax.federation.objects import Contribution, ObjectError, Piece
+from pretrax.federation.objects import Contribution, ObjectError
 from pretrax.federation.outer import nesterov, shares_of
 from pretrax.federation.rounds import Rounds
 from pretrax.storage.lease import Lease
@@ -34,7 +34,7 @@ class StoppedError(Exception):
     """The processes of the island were asked to stop waiting."""
 
 
-_ERRORS = (StoppedError, DamagedPiecesError, UserError)  # of which all processes of an island learn
+_ERRORS = (StoppedError, DamagedPiecesError, UserError)  # raised in all processes if one raises them
 
 
 class Author(NamedTuple):
@@ -191,7 +191,7 @@ class Link:
             for weight, (name, one) in zip(weights, contributions.items(), strict=True):
                 author = f'the difference of island {name} for round {one.round}'
                 with _named(bad, name):
-                    size += differences.add(self.place, _pieces(one), gradient, author, weight)
+                    size += differences.add(self.place, one.all_pieces(), gradient, author, weight)
             return gradient, size, bad
 
         def joined(processes: list[tuple[int, dict[str, str]]]) -> tuple[int, dict[str, str]]:
@@ -210,12 +210,6 @@ class Link:
             return theta
 
         mapped(step, theta, momentum, gradient)
-
-
-def _pieces(contribution: Contribution) -> list[Piece]:
-    """The pieces of all processes, in their order."""
-    in_order = sorted(contribution.pieces.items(), key=lambda item: int(item[0]))
-    return [piece for _, pieces in in_order for piece in pieces]
 
 
 @contextlib.contextmanager

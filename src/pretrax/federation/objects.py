@@ -177,7 +177,7 @@ class Piece(pydantic.BaseModel):
 
 
 class Event(pydantic.BaseModel):
-    """What has happened to an island since its last contribution, and the step and the batch after it.
+    """A change of an island since its last contribution, and the step and the batch after it.
 
     Attributes:
         kind: 'took' a round later than usual, and kept what it had learned meanwhile; 'entered': replaced its weights
@@ -250,7 +250,7 @@ class Contribution(Stored):
     @pydantic.model_validator(mode='after')
     def _check(self) -> Self:
         own = f'rounds/{self.round}/{self.name}/'
-        for piece in (piece for pieces in self.pieces.values() for piece in pieces):
+        for piece in self.all_pieces():
             if not piece.object.startswith(own) or not _KEY.fullmatch(piece.object):
                 raise ValueError(f'the piece {piece.object[:80]!r} is not below {own}')
         if self.base != self.round - 1 or self.first_batch > self.last_batch:
@@ -261,6 +261,10 @@ class Contribution(Stored):
     def is_finite(self) -> bool:
         """Whether all processes of the island had finite numbers, and so have written them."""
         return all(self.pieces.values())
+
+    def all_pieces(self) -> list[Piece]:
+        """The pieces of all processes, in the order of the processes."""
+        return [piece for process in sorted(self.pieces, key=int) for piece in self.pieces[process]]
 
     def learned(self) -> str:
         """Digest of what the island has learned: equal if an island that was killed computes the same again."""

@@ -21,13 +21,13 @@ from pathlib import Path
 from pretrax.checkpoint import steps_in
 from pretrax.config.schema import Federation
 from pretrax.errors import Report, UserError
+from pretrax.federation.anchors import description_path
 from pretrax.federation.course import Course, courses_of
 from pretrax.federation.objects import (
     Closing,
     Contribution,
     ObjectError,
     Table,
-    anchor_path,
     closing_path,
     config_path,
     contribution_path,
@@ -61,11 +61,11 @@ class ReplayedRounds(Rounds):
         course: what this process has to repeat.
     """
 
+    may_delete = False  # an island takes the rounds that it took, however far the others are
+
     def __init__(self, membership: Membership, report: Report, course: Course):
         super().__init__(membership, math.inf, report)
         self._course, self._entered = course, 0
-
-    may_delete = False  # an island takes the rounds that it took, however far the others are
 
     def poll(self, number: int) -> Closing | Waiting | Due:
         """The closing of a round, or who is missing. Raises OSError."""
@@ -110,7 +110,7 @@ class ReplayedRounds(Rounds):
 
 
 def read_course(place: ConditionalPath, name: str) -> Course | None:
-    """What an island has to repeat in a replay; None outside of a replay. Raises OSError."""
+    """The course of an island in a replay; None outside of a replay. Raises OSError."""
     content = _course_path(place, name).read_version().content
     return None if content is None else Course.model_validate_json(content)
 
@@ -154,7 +154,7 @@ def replay(place: ConditionalPath, out: Path, say: Report) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Record:
-    """What is recorded. Attributes: `islands` {name: {round: contribution, or None}}; `damaged` ones, with reasons."""
+    """A recorded federation: `islands` has None for a contribution that is damaged, and `damaged` says why."""
 
     table: Table
     closings: Mapping[int, Closing]
@@ -180,7 +180,7 @@ def _copied(place: ConditionalPath, target: ConditionalPath) -> _Record:
                 own[number] = None
                 damaged.append(f'round {number}: what island {name} has learned is not compared: {error}')
     islands = {name: own for name, own in islands.items() if any(own.values())}
-    anchor = read_entries(anchor_path(place, 0) / 'anchor.json')
+    anchor = read_entries(description_path(place, 0))
     first = next(iter(closings.values())).in_order()
     founder = next(name for name in (anchor.get('by'), table.founder, *first, *islands) if name in islands)
     table = table.model_copy(update={'founder': founder})
@@ -292,7 +292,7 @@ def _awaited(place: ConditionalPath, number: int, name: str, again: Mapping[str,
 
 
 def _difference(place: ConditionalPath, recorded: Contribution, target: ConditionalPath, again: Contribution) -> str:
-    """What differs: the first of the facts, and where the numbers begin to."""
+    """The first fact that differs, or else the first weight whose numbers do."""
     for fact in ('step', 'first_batch', 'last_batch', 'tokens', 'encoding'):
         if (old := getattr(recorded, fact)) != (new := getattr(again, fact)):
             return f'{fact.replace("_", " ")}: {old} is recorded, {new} now'
@@ -307,7 +307,7 @@ def _difference(place: ConditionalPath, recorded: Contribution, target: Conditio
 def _chunks(place: ConditionalPath, contribution: Contribution) -> dict[str, str]:
     """{weight and chunk: digest} of a contribution, as far as its chunks are listed still."""
     found: dict[str, str] = {}
-    for piece in (piece for pieces in contribution.pieces.values() for piece in pieces):
+    for piece in contribution.all_pieces():
         for digests in read_entries(place / piece.object).get('objects', []):
             found |= digests
     return found

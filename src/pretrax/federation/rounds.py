@@ -123,7 +123,7 @@ class Rounds:
             self._say(f'WARNING: island {self._name} cannot contribute to round {contribution.round}: {error}')
             return False
         if other is not None and other.attempt != contribution.attempt:
-            self.unused.append([piece for pieces in contribution.pieces.values() for piece in pieces])
+            self.unused.append(contribution.all_pieces())
         return other is not None and other.learned() == contribution.learned()
 
     def closing(self, number: int) -> Closing | None:
@@ -162,7 +162,6 @@ class Rounds:
         Args:
             known: a round that is closed, to begin with.
         """
-
         low, step = max([known, *self._closings]), 1
         while self.is_closed(low + step):
             low, step = low + step, 2 * step
