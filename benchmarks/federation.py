@@ -90,12 +90,14 @@ class Part(NamedTuple):
 
 
 TUNED, STREAMING = Case(4, 100), Case(4, 100, 'int4', 4, 5)
-TRAINED, SHORT = Case(4, 30, steps=1750, start=650), Case(4, 10, steps=1750, start=650)
+TRAINED = Case(4, 30, steps=1750, start=650)
 PARTS = {
     'islands': Part([Case(n, every) for n in (2, 4, 8) for every in (10, 30, 100, 300)], TUNED, [TUNED]),
     'encodings': Part([TUNED._replace(encoding=name) for name in ('f32', 'bf16', 'int8', 'int4')], TUNED, []),
     'streaming': Part([Case(4, 100, 'f32', 4, delay) for delay in (0, 5)] + [STREAMING], TUNED, [STREAMING]),
-    'trained': Part([TRAINED._replace(every=every) for every in (10, 30, 100, 300)], TRAINED, [SHORT, TRAINED]),
+    'trained': Part(
+        [TRAINED._replace(every=every) for every in (10, 30, 100, 300)], TRAINED, [TRAINED._replace(every=10), TRAINED]
+    ),
 }
 
 

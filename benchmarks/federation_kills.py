@@ -335,7 +335,7 @@ class Federation:
             return None
 
     def checked(self, reference: dict[Any, str] | None) -> tuple[Recomputed, list[str]]:
-        """What all islands have learned, and what is wrong with it."""
+        """The rounds computed again from the bucket, and the problems that were found."""
         keys = [key.removeprefix(f'{PLACE}/') for key in self.server.keys(f'{PLACE}/')]
         objects = self.removed | {key: self.server.content(f'{PLACE}/{key}') for key in keys}
         found = Recomputed(objects)
